@@ -1,0 +1,1 @@
+//! Scenarios that make a kernel drop packets.

@@ -1,0 +1,2 @@
+//! What crosses the border between the BPF programs and user space.
+#![no_std]

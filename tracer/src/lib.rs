@@ -1,0 +1,1 @@
+//! droptrace: why did the kernel drop this packet?

@@ -1,0 +1,2 @@
+//! The `droptrace` binary.
+fn main() {}

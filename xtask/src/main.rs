@@ -1,0 +1,2 @@
+//! Sets up, builds, runs and tests droptrace.
+fn main() {}
