@@ -1,1 +1,7 @@
 //! droptrace: why did the kernel drop this packet?
+//!
+//! Data flows one way: kernel hook → [`source`] → [`diagnose`] → [`sink`].
+//! [`plan`] decides beforehand which hooks this kernel offers, [`context`] is
+//! the only room that asks the running system, [`cli`] wires them together.
+
+pub mod diagnose;

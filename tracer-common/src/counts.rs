@@ -1,0 +1,59 @@
+//! Exact counts: made in the kernel, per CPU, before anything is sampled.
+
+/// What is counted apart. The catalogue maps every key to exactly one cause.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CountKey {
+    /// See [`crate::EventHeader::location`].
+    pub location: u64,
+    /// See [`crate::EventHeader::netns`].
+    pub netns: u32,
+    /// See [`crate::EventHeader::reason`].
+    pub reason: u32,
+    /// See [`crate::EventHeader::bits`].
+    pub bits: u32,
+    /// A [`crate::Site`].
+    pub site: u16,
+    /// Zero.
+    pub pad: u16,
+}
+
+/// One CPU's count of a key, and the token bucket that decides which of its
+/// events travel whole.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CountValue {
+    /// Packets dropped.
+    pub packets: u64,
+    /// Of these, sent as full events.
+    pub sent: u64,
+    /// Not sent because the ring was full.
+    pub ring_full: u64,
+    /// Not sent because the key's token bucket was empty.
+    pub sampled: u64,
+    /// Events not sent since the last one that was.
+    pub skipped: u64,
+    /// Tokens left in the bucket.
+    pub tokens: u64,
+    /// When the bucket was last filled, in nanoseconds of the monotonic clock.
+    pub filled_ns: u64,
+}
+
+/// Indexes of the per-CPU tally array: what droptrace itself lost or left over.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tally {
+    /// Drops whose key did not fit into the count map: they are in no cause's total.
+    KeysLost = 0,
+    /// Hints left by context hooks.
+    HintsLeft = 1,
+    /// Hints that a free consumed.
+    HintsConsumed = 2,
+    /// Hints found too old, hence not used.
+    HintsStale = 3,
+    /// Exits whose entry was overwritten by a nested call, hence not judged.
+    ExitsUnpaired = 4,
+}
+
+/// Number of tallies.
+pub const TALLIES: u32 = 5;

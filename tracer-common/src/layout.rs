@@ -1,0 +1,246 @@
+//! What the programs must know of the running kernel's types. User space
+//! resolves every entry from the kernel's BTF and writes the table into the
+//! programs' read-only data before they are loaded, so that the verifier sees
+//! constants and prunes what is absent.
+
+/// Value of an entry that the running kernel does not have.
+pub const ABSENT: u32 = u32::MAX;
+
+/// How an entry's value is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolve {
+    /// A member: value = byte offset in the outermost struct | size in bytes << 16.
+    /// The path walks through named members; anonymous ones are searched.
+    Member(&'static str, &'static str),
+    /// A one-bit member: value = bit offset in the outermost struct.
+    Bit(&'static str, &'static str),
+    /// Size of a type in bytes.
+    Size(&'static str),
+    /// An enumerator of this enum: its value.
+    Enumerator(&'static str, &'static str),
+    /// A function's parameter: its index, found by name.
+    Parameter(&'static str, &'static str),
+    /// The number of arguments of a tracepoint, without the leading context.
+    TracepointArguments(&'static str),
+}
+
+/// One entry: its name, where its value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutEntry {
+    /// Name of the field of [`Layout`].
+    pub name: &'static str,
+    /// Alternatives, first found wins.
+    pub resolve: &'static [Resolve],
+}
+
+macro_rules! layout {
+    ($(#[$meta:meta])* $table:ident { $($(#[$doc:meta])* $name:ident = $first:expr $(, or $other:expr)*;)* }) => {
+        $(#[$meta])*
+        /// Every field is a number as [`Resolve`] tells, or [`ABSENT`].
+        #[allow(missing_docs, reason = "each field's meaning is its entry in the table")]
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $table { $($(#[$doc])* pub $name: u32,)* }
+
+        impl $table {
+            /// The entries, in the order of the fields.
+            pub const ENTRIES: &'static [LayoutEntry] = &[
+                $(LayoutEntry { name: stringify!($name), resolve: &[$first $(, $other)*] },)*
+            ];
+
+            /// A table in which every entry is absent.
+            pub const ABSENT: Self = Self { $($name: ABSENT,)* };
+
+            /// Sets the entry with this index of [`Self::ENTRIES`].
+            pub fn set(&mut self, index: usize, value: u32) {
+                let mut at = 0;
+                $(if at == index { self.$name = value; } at += 1;)*
+                let _ = at;
+            }
+
+            /// Reads the entry with this index of [`Self::ENTRIES`].
+            pub fn get(&self, index: usize) -> Option<u32> {
+                let mut at = 0;
+                $(if at == index { return Some(self.$name); } at += 1;)*
+                let _ = at;
+                None
+            }
+        }
+    };
+}
+
+use Resolve::{Bit, Enumerator, Member, Parameter, Size, TracepointArguments};
+
+layout! {
+    /// What is known when the programs are loaded: all of vmlinux.
+    Layout {
+    // skb
+    skb_dev = Member("sk_buff", "dev");
+    skb_sk = Member("sk_buff", "sk");
+    skb_iif = Member("sk_buff", "skb_iif");
+    skb_len = Member("sk_buff", "len");
+    skb_head = Member("sk_buff", "head");
+    skb_data = Member("sk_buff", "data");
+    skb_end = Member("sk_buff", "end");
+    skb_protocol = Member("sk_buff", "protocol");
+    skb_network_header = Member("sk_buff", "network_header");
+    skb_transport_header = Member("sk_buff", "transport_header");
+    skb_mac_header = Member("sk_buff", "mac_header");
+    skb_refdst = Member("sk_buff", "_skb_refdst");
+    skb_nfct = Member("sk_buff", "_nfct");
+    /// Three bits.
+    skb_pkt_type = Bit("sk_buff", "pkt_type");
+    skb_ipvs_property = Bit("sk_buff", "ipvs_property");
+    skb_shared_gso_segs = Member("skb_shared_info", "gso_segs");
+
+    // Where the netns is found.
+    net_inum = Member("net", "ns.inum");
+    dev_net = Member("net_device", "nd_net.net");
+    dev_ifindex = Member("net_device", "ifindex");
+    dst_dev = Member("dst_entry", "dev");
+    dst_error = Member("dst_entry", "error");
+    rtable_flags = Member("rtable", "rt_flags");
+    sock_net = Member("sock_common", "skc_net.net");
+    sock_family = Member("sock_common", "skc_family");
+    sock_state = Member("sock_common", "skc_state");
+    sock_num = Member("sock_common", "skc_num");
+    sock_rcv_saddr = Member("sock_common", "skc_rcv_saddr");
+    sock_v6_rcv_saddr = Member("sock_common", "skc_v6_rcv_saddr");
+    sock_socket = Member("sock", "sk_socket");
+    socket_alloc_inode = Member("socket_alloc", "vfs_inode.i_ino");
+    socket_alloc_socket = Member("socket_alloc", "socket");
+
+    // Listener.
+    sock_ack_backlog = Member("sock", "sk_ack_backlog");
+    sock_max_ack_backlog = Member("sock", "sk_max_ack_backlog");
+    icsk_queue_length = Member("inet_connection_sock", "icsk_accept_queue.qlen");
+    request_sock_size = Size("request_sock");
+
+    // netns settings and counters.
+    net_statistics = Member("net", "mib.net_statistics");
+    net_syncookies = Member("net", "ipv4.sysctl_tcp_syncookies");
+    net_abort_on_overflow = Member("net", "ipv4.sysctl_tcp_abort_on_overflow");
+    net_max_syn_backlog = Member("net", "ipv4.sysctl_max_syn_backlog");
+    net_somaxconn = Member("net", "core.sysctl_somaxconn");
+    net_devconf_all = Member("net", "ipv4.devconf_all");
+    dev_ip_ptr = Member("net_device", "ip_ptr");
+    in_device_cnf_data = Member("in_device", "cnf.data");
+    devconf_data = Member("ipv4_devconf", "data");
+    /// Counted from 1.
+    devconf_rp_filter = Enumerator("", "IPV4_DEVCONF_RP_FILTER");
+    /// Counted from 1.
+    devconf_accept_local = Enumerator("", "IPV4_DEVCONF_ACCEPT_LOCAL");
+    mib_listen_overflows = Enumerator("", "LINUX_MIB_LISTENOVERFLOWS");
+    mib_listen_drops = Enumerator("", "LINUX_MIB_LISTENDROPS");
+    mib_req_queue_full_drop = Enumerator("", "LINUX_MIB_TCPREQQFULLDROP");
+    mib_paws_established = Enumerator("", "LINUX_MIB_PAWSESTABREJECTED");
+    /// 7.x only.
+    mib_paws_timewait = Enumerator("", "LINUX_MIB_PAWS_TW_REJECTED");
+    mib_rp_filter = Enumerator("", "LINUX_MIB_IPRPFILTER");
+
+    // TIME_WAIT and PAWS.
+    tw_ts_recent = Member("tcp_timewait_sock", "tw_ts_recent");
+    tw_ts_recent_stamp = Member("tcp_timewait_sock", "tw_ts_recent_stamp");
+    tw_rcv_nxt = Member("tcp_timewait_sock", "tw_rcv_nxt"), or Member("sock_common", "skc_tw_rcv_nxt");
+    tw_substate = Member("inet_timewait_sock", "tw_substate");
+    tcp_rcv_tsval = Member("tcp_sock", "rx_opt.rcv_tsval");
+    tcp_ts_recent = Member("tcp_sock", "rx_opt.ts_recent");
+    tcp_ts_recent_stamp = Member("tcp_sock", "rx_opt.ts_recent_stamp");
+    /// The byte that holds `saw_tstamp`, as a bit offset.
+    tcp_saw_tstamp = Bit("tcp_sock", "rx_opt.saw_tstamp");
+    request_ts_recent = Member("request_sock", "ts_recent");
+
+    // Conntrack.
+    ct_status = Member("nf_conn", "status");
+    ct_timeout = Member("nf_conn", "timeout");
+    ct_net = Member("nf_conn", "ct_net.net");
+    ct_tuplehash = Member("nf_conn", "tuplehash");
+    ct_tcp_state = Member("nf_conn", "proto.tcp.state");
+    tuplehash_size = Size("nf_conntrack_tuple_hash");
+    tuplehash_tuple = Member("nf_conntrack_tuple_hash", "tuple");
+    tuple_src = Member("nf_conntrack_tuple", "src.u3");
+    tuple_src_port = Member("nf_conntrack_tuple", "src.u");
+    tuple_l3num = Member("nf_conntrack_tuple", "src.l3num");
+    tuple_dst = Member("nf_conntrack_tuple", "dst.u3");
+    tuple_dst_port = Member("nf_conntrack_tuple", "dst.u");
+    tuple_protonum = Member("nf_conntrack_tuple", "dst.protonum");
+    tuple_dir = Member("nf_conntrack_tuple", "dst.dir");
+    /// Whole number in `netns_ct.count` up to 5.11 or so; per-net memory later: see `plan`.
+    net_ct_count = Member("net", "ct.count");
+    hook_state_hook = Member("nf_hook_state", "hook");
+    hook_state_net = Member("nf_hook_state", "net");
+
+    // Neighbour.
+    neigh_primary_key = Member("neighbour", "primary_key");
+    neigh_dev = Member("neighbour", "dev");
+
+    // Drop reasons that a program itself must know.
+    reason_netfilter_drop = Enumerator("skb_drop_reason", "SKB_DROP_REASON_NETFILTER_DROP");
+
+    // Arguments.
+    kfree_skb_arguments = TracepointArguments("kfree_skb");
+    arg_conn_request_sk = Parameter("tcp_conn_request", "sk");
+    arg_conn_request_skb = Parameter("tcp_conn_request", "skb");
+    arg_syn_recv_sk = Parameter("tcp_v4_syn_recv_sock", "sk");
+    arg_syn_recv_skb = Parameter("tcp_v4_syn_recv_sock", "skb");
+    arg_syn_recv_req = Parameter("tcp_v4_syn_recv_sock", "req");
+    arg_tw_process_tw = Parameter("tcp_timewait_state_process", "tw");
+    arg_tw_process_skb = Parameter("tcp_timewait_state_process", "skb");
+    arg_check_req_sk = Parameter("tcp_check_req", "sk");
+    arg_check_req_skb = Parameter("tcp_check_req", "skb");
+    arg_check_req_req = Parameter("tcp_check_req", "req");
+    arg_validate_sk = Parameter("tcp_validate_incoming", "sk");
+    arg_validate_skb = Parameter("tcp_validate_incoming", "skb");
+    arg_martian_dev = Parameter("ip_handle_martian_source", "dev");
+    arg_martian_skb = Parameter("ip_handle_martian_source", "skb");
+    arg_arp_error_neigh = Parameter("arp_error_report", "neigh");
+    arg_arp_error_skb = Parameter("arp_error_report", "skb");
+    }
+}
+
+layout! {
+    /// What is known once the module `ip_vs` is loaded; travels in a map that
+    /// user space fills before the IPVS hooks are attached.
+    IpvsLayout {
+    ipvs_conn_cport = Member("ip_vs_conn", "cport");
+    ipvs_conn_vport = Member("ip_vs_conn", "vport");
+    ipvs_conn_dport = Member("ip_vs_conn", "dport");
+    ipvs_conn_af = Member("ip_vs_conn", "af");
+    ipvs_conn_caddr = Member("ip_vs_conn", "caddr");
+    ipvs_conn_vaddr = Member("ip_vs_conn", "vaddr");
+    ipvs_conn_daddr = Member("ip_vs_conn", "daddr");
+    ipvs_conn_flags = Member("ip_vs_conn", "flags");
+    ipvs_conn_protocol = Member("ip_vs_conn", "protocol");
+    ipvs_conn_state = Member("ip_vs_conn", "state");
+    ipvs_conn_dest = Member("ip_vs_conn", "dest");
+    ipvs_dest_flags = Member("ip_vs_dest", "cflags"), or Member("ip_vs_dest", "flags");
+    ipvs_dest_weight = Member("ip_vs_dest", "weight");
+    ipvs_service_addr = Member("ip_vs_service", "addr");
+    ipvs_service_port = Member("ip_vs_service", "port");
+    ipvs_service_protocol = Member("ip_vs_service", "protocol");
+    arg_leave_svc = Parameter("ip_vs_leave", "svc");
+    arg_leave_skb = Parameter("ip_vs_leave", "skb");
+    arg_expire_now_cp = Parameter("ip_vs_conn_expire_now", "cp");
+    arg_in_skb = Parameter("ip_vs_in_hook", "skb"), or Parameter("ip_vs_in", "skb");
+    arg_conn_in_get_skb = Parameter("ip_vs_conn_in_get_proto", "skb");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_follow_the_fields() {
+        assert_eq!(Layout::ENTRIES.len() * size_of::<u32>(), size_of::<Layout>());
+        let mut layout = Layout::ABSENT;
+        for index in 0..Layout::ENTRIES.len() {
+            assert_eq!(layout.get(index), Some(ABSENT));
+            layout.set(index, index as u32);
+        }
+        for index in 0..Layout::ENTRIES.len() {
+            assert_eq!(layout.get(index), Some(index as u32));
+        }
+        assert_eq!(layout.get(Layout::ENTRIES.len()), None);
+    }
+}

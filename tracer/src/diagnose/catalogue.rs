@@ -1,0 +1,302 @@
+//! The form of a cause, and the two uses of the catalogue: a count key names
+//! its cause, an event becomes a labelled drop.
+
+use droptrace_common::{CountKey, Site, bits};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Direction, Drop, Evidence, Facts, FoundBy, RawEvent, Remedy, Verdict,
+    causes::{ALL, UNKNOWN},
+};
+
+/// Groups of causes, as `explain` lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// Listening sockets.
+    Listener,
+    /// TIME_WAIT, PAWS and old sequence numbers.
+    TimeWait,
+    /// Source validation.
+    SourceCheck,
+    /// Connection tracking.
+    Conntrack,
+    /// IPVS.
+    Ipvs,
+    /// Netfilter rules.
+    Netfilter,
+    /// Routing and neighbours.
+    Routing,
+    /// Sockets.
+    Socket,
+    /// What is freed although nothing was lost.
+    Benign,
+    /// What the catalogue does not explain.
+    Other,
+}
+
+/// Whether a total is counted by the kernel, or split by what full events told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Counted by the kernel.
+    Exact,
+    /// The sum with the sister cause is exact; the split is known from full events only.
+    Sampled,
+}
+
+/// A kernel counter that a cause adds to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// As `nstat` prints it (`TcpExtListenOverflows`), or file and column.
+    pub name: &'static str,
+}
+
+/// Something that context must find out before a cause can be diagnosed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Need {
+    /// [`Facts::listener`]: the listener at the packet's destination address and port.
+    Listener,
+    /// [`Facts::owner`]: the process that owns the local socket of the packet.
+    Owner,
+    /// [`Facts::source_holder`].
+    SourceHolder,
+    /// [`Facts::destination_holder`].
+    DestinationHolder,
+    /// [`Facts::reverse_route`].
+    ReverseRoute,
+    /// [`Facts::ipvs_services`].
+    IpvsServices,
+    /// [`Facts::conntrack`].
+    Conntrack,
+    /// [`Facts::sysctls`]: this name; `{device}` stands for the event's device.
+    Sysctl(&'static str),
+}
+
+/// What a count key and an event alike tell of a drop.
+#[derive(Clone, Copy, Debug)]
+pub struct Signature<'a> {
+    /// The hook or branch.
+    pub site: Site,
+    /// Name of the kernel's drop reason, without its prefix; `None` on kernels without reasons.
+    pub reason: Option<&'a str>,
+    /// Symbol that freed the packet, without compiler suffixes such as `.constprop.0`.
+    pub location: Option<&'a str>,
+    /// See [`droptrace_common::bits`].
+    pub bits: u32,
+}
+
+impl<'a> Signature<'a> {
+    /// Of an event.
+    pub fn of_event(event: &RawEvent, facts: &'a Facts) -> Self {
+        Self {
+            site: event.site,
+            reason: facts.reason.as_deref(),
+            location: facts.location.as_deref().map(plain_symbol),
+            bits: event.header.bits,
+        }
+    }
+
+    /// Of a count key; the names are resolved by the caller, who knows the kernel.
+    pub fn of_key(key: &CountKey, reason: Option<&'a str>, location: Option<&'a str>) -> Self {
+        Self {
+            site: Site::from_number(key.site).unwrap_or(Site::Free),
+            reason,
+            location: location.map(plain_symbol),
+            bits: key.bits,
+        }
+    }
+
+    /// Whether all these bits are set.
+    pub fn has(&self, wanted: u32) -> bool {
+        self.bits & wanted == wanted
+    }
+
+    /// Whether the packet was freed by one of these functions.
+    pub fn at(&self, symbols: &[&str]) -> bool {
+        self.location.is_some_and(|location| symbols.contains(&location))
+    }
+
+    /// Whether the kernel gives this reason.
+    pub fn because(&self, reasons: &[&str]) -> bool {
+        self.reason.is_some_and(|reason| reasons.contains(&reason))
+    }
+
+    /// Whether the kernel gives no reason: it has none, or says NOT_SPECIFIED.
+    pub fn unspecified(&self) -> bool {
+        self.reason.is_none_or(|reason| reason == "NOT_SPECIFIED")
+    }
+}
+
+/// A symbol without what the compiler appended (`ip_rcv_finish_core.constprop.0`).
+fn plain_symbol(symbol: &str) -> &str {
+    symbol.split('.').next().unwrap_or(symbol)
+}
+
+/// What a cause makes of one drop.
+#[derive(Clone, Debug, Default)]
+pub struct Finding {
+    /// Typed values, named as in [`Cause::evidence`].
+    pub evidence: Evidence,
+    /// What to change, made from the drop's own values.
+    pub remedy: Vec<Remedy>,
+    /// The owner of the socket in question, where the cause knows it better than [`Facts::owner`].
+    pub owner: Option<super::Owner>,
+}
+
+impl Finding {
+    /// Adds a value.
+    pub fn put(&mut self, name: &str, value: impl Into<serde_json::Value>) -> &mut Self {
+        self.evidence.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Adds something to do.
+    pub fn advise(
+        &mut self,
+        action: impl Into<String>,
+        command: Option<String>,
+        effect: impl Into<String>,
+    ) -> &mut Self {
+        self.remedy.push(Remedy {
+            action: action.into(),
+            command,
+            effect: effect.into(),
+        });
+        self
+    }
+}
+
+/// A root cause: everything about it is here.
+pub struct Cause {
+    /// Short name in the field's terms.
+    pub slug: &'static str,
+    /// Group.
+    pub family: Family,
+    /// The cause in a few words.
+    pub title: &'static str,
+    /// What the kernel does and why, in plain words, with the source (function, version).
+    pub mechanism: &'static str,
+    /// Each evidence field: name, and what it means with its unit.
+    pub evidence: &'static [(&'static str, &'static str)],
+    /// What to do, in general.
+    pub remedy: &'static str,
+    /// Counter that it is reconciled with.
+    pub counter: Option<Counter>,
+    /// Not a loss.
+    pub benign: bool,
+    /// What context must find out.
+    pub needs: &'static [Need],
+    /// Whether a count key or event is this cause; the first match in the catalogue wins.
+    pub matches: fn(&Signature<'_>) -> bool,
+    /// What became of the packets.
+    pub verdict: fn(&Signature<'_>) -> Verdict,
+    /// Evidence and remedy of one drop.
+    pub find: fn(&RawEvent, &Facts) -> Finding,
+    /// A sister cause that only the full event tells apart.
+    pub refine: Option<fn(&RawEvent, &Facts) -> Option<&'static Self>>,
+}
+
+impl std::fmt::Debug for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Cause").field(&self.slug).finish()
+    }
+}
+
+impl PartialEq for Cause {
+    fn eq(&self, other: &Self) -> bool {
+        self.slug == other.slug
+    }
+}
+
+/// Every cause, in the order in which they are asked.
+pub fn catalogue() -> &'static [&'static Cause] {
+    ALL
+}
+
+/// The cause with this slug.
+pub fn cause_by_slug(slug: &str) -> Option<&'static Cause> {
+    ALL.iter().copied().find(|cause| cause.slug == slug)
+}
+
+/// The one cause of a count key or event.
+pub fn classify(signature: &Signature<'_>) -> &'static Cause {
+    ALL.iter()
+        .copied()
+        .find(|cause| (cause.matches)(signature))
+        .unwrap_or(&UNKNOWN)
+}
+
+/// Labels an event.
+pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
+    let signature = Signature::of_event(event, facts);
+    let parent = classify(&signature);
+    let cause = parent
+        .refine
+        .and_then(|refine| refine(event, facts))
+        .unwrap_or(parent);
+    let found = (cause.find)(event, facts);
+    let packet = event.parse();
+    let header = &event.header;
+    Drop {
+        time: rfc3339(facts.time_ns),
+        ktime_ns: header.ktime_ns,
+        verdict: (cause.verdict)(&signature),
+        cause: cause.slug.to_owned(),
+        title: cause.title.to_owned(),
+        benign: cause.benign,
+        found_by: found_by(event),
+        packets: 1 + u64::from(header.skipped),
+        netns: (header.netns != 0).then_some(header.netns),
+        netns_name: facts.netns_name.clone(),
+        interface: facts.devices.get(&header.ifindex).cloned(),
+        direction: direction(event),
+        src: packet.src,
+        dst: packet.dst,
+        sport: packet.sport,
+        dport: packet.dport,
+        protocol: packet
+            .protocol_name()
+            .or_else(|| (header.protocol != 0).then(|| format!("ethertype {:#06x}", header.protocol))),
+        flags: packet.tcp.map(super::Tcp::flags_text),
+        length: header.len,
+        owner: found.owner.or_else(|| facts.owner.clone()),
+        counter: cause.counter.map(|counter| counter.name.to_owned()),
+        evidence: found.evidence,
+        remedy: found.remedy,
+        died_as: None,
+        missing: facts.missing.clone(),
+    }
+}
+
+fn found_by(event: &RawEvent) -> FoundBy {
+    match event.site {
+        Site::Counter => FoundBy::Counter,
+        _ if event.header.location != 0 => FoundBy::KfreeSkb,
+        _ => FoundBy::Hook,
+    }
+}
+
+/// Which way the packet went: made here when it came by no device, passing through when it is
+/// neither for nor from this netns.
+fn direction(event: &RawEvent) -> Option<Direction> {
+    if event.has(bits::NO_PROTOCOL) {
+        return None;
+    }
+    Some(if event.header.iif == 0 {
+        Direction::Out
+    } else if event.header.bits & (bits::DESTINATION_LOCAL | bits::MULTICAST | bits::OTHER_HOST) == 0
+        && !event.has(bits::SOURCE_LOCAL)
+        && event.header.bits & (bits::TCP | bits::UDP | bits::ICMP) != 0
+        && event.field(droptrace_common::FieldId::HookNumber) == Some(2)
+    {
+        Direction::Forward
+    } else {
+        Direction::In
+    })
+}
+
+/// RFC 3339 with nanoseconds, UTC.
+pub(crate) fn rfc3339(nanoseconds: i128) -> String {
+    jiff::Timestamp::from_nanosecond(nanoseconds).map_or_else(|_| String::new(), |time| format!("{time:.9}"))
+}

@@ -1,0 +1,128 @@
+//! What context found out about the surroundings of a drop.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// All that a rule may know beyond the event. What could not be had is absent,
+/// with the reason in `missing` under the field's name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Facts {
+    /// Wall clock time of the event, nanoseconds since 1970 UTC.
+    pub time_ns: i128,
+    /// Name of the kernel's drop reason, without the prefix `SKB_DROP_REASON_`.
+    pub reason: Option<String>,
+    /// Symbol that freed the packet.
+    pub location: Option<String>,
+    /// Symbols of the frames that came with the event, innermost first.
+    pub frames: Vec<String>,
+    /// Name of the netns.
+    pub netns_name: Option<String>,
+    /// Names of devices in the netns, by index, as far as the event names them.
+    pub devices: BTreeMap<u32, String>,
+    /// Who holds the source address in this netns; outer `None`: not asked or not known, inner: nobody.
+    pub source_holder: Option<Option<AddressHolder>>,
+    /// Who holds the destination address in this netns.
+    pub destination_holder: Option<Option<AddressHolder>>,
+    /// The listener that refused.
+    pub listener: Option<Listener>,
+    /// The process that owns the packet's socket.
+    pub owner: Option<Owner>,
+    /// Settings of the netns by sysctl name (`net.core.somaxconn`).
+    pub sysctls: BTreeMap<String, String>,
+    /// Where the netns would send a packet to the event's source address.
+    pub reverse_route: Option<ReverseRoute>,
+    /// IPVS services that have the destination address, in this netns.
+    pub ipvs_services: Option<Vec<IpvsService>>,
+    /// Fill of the netns' conntrack table.
+    pub conntrack: Option<ConntrackUsage>,
+    /// Kernel's ticks per second.
+    pub hz: Option<u32>,
+    /// What could not be had: field → reason.
+    pub missing: BTreeMap<String, String>,
+}
+
+/// A device that holds an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressHolder {
+    /// Name of the device.
+    pub device: String,
+    /// Kind of the device (`dummy`, `veth`, …); `None` for a physical one.
+    pub kind: Option<String>,
+}
+
+/// A listening socket, from sock_diag.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Connections that wait for accept(), when asked.
+    pub queue_length: u32,
+    /// `sk_max_ack_backlog`.
+    pub queue_limit: u32,
+    /// Inode of the socket.
+    pub inode: u64,
+    /// The process that owns it.
+    pub owner: Option<Owner>,
+    /// How many listeners share address and port (SO_REUSEPORT).
+    pub sharing: u32,
+}
+
+/// A process that owns a socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Owner {
+    /// Process id, as the initial pid namespace numbers it.
+    pub pid: u32,
+    /// Name of the process (`/proc/PID/comm`).
+    pub comm: String,
+}
+
+/// Answer of the routing table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReverseRoute {
+    /// Device by which the packet would leave; `None`: unreachable.
+    pub device: Option<String>,
+    /// Gateway, where the route has one.
+    pub gateway: Option<IpAddr>,
+    /// Type of the route (`unicast`, `local`, `blackhole`, …).
+    pub kind: String,
+}
+
+/// A virtual service of IPVS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpvsService {
+    /// Virtual address.
+    pub address: IpAddr,
+    /// Virtual port.
+    pub port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Scheduler.
+    pub scheduler: String,
+    /// Real servers.
+    pub destinations: Vec<IpvsDestination>,
+}
+
+/// A real server of IPVS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpvsDestination {
+    /// Address.
+    pub address: IpAddr,
+    /// Port.
+    pub port: u16,
+    /// Weight; 0 takes no new connections.
+    pub weight: i32,
+}
+
+/// How full a conntrack table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConntrackUsage {
+    /// Entries.
+    pub count: u64,
+    /// `net.netfilter.nf_conntrack_max`.
+    pub max: u64,
+}

@@ -1,0 +1,22 @@
+//! From a raw event and the facts about its surroundings to a labelled drop.
+//!
+//! Pure: nothing here asks the system, so every rule is tested from recorded
+//! events, and a capture file gives the label that the live run gave.
+
+mod catalogue;
+pub mod causes;
+mod event;
+mod facts;
+mod record;
+
+pub use catalogue::{
+    Cause, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify, diagnose,
+};
+pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
+pub use facts::{
+    AddressHolder, ConntrackUsage, Facts, IpvsDestination, IpvsService, Listener, Owner, ReverseRoute,
+};
+pub use record::{
+    CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Record, Remedy,
+    ScopeText, Summary, SynUnanswered, Verdict,
+};
