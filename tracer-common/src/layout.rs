@@ -20,6 +20,8 @@ pub enum Resolve {
     Enumerator(&'static str, &'static str),
     /// A function's parameter: its index, found by name.
     Parameter(&'static str, &'static str),
+    /// The number of parameters of a function: where a fexit program finds the return value.
+    ParameterCount(&'static str),
     /// The number of arguments of a tracepoint, without the leading context.
     TracepointArguments(&'static str),
 }
@@ -69,7 +71,7 @@ macro_rules! layout {
     };
 }
 
-use Resolve::{Bit, Enumerator, Member, Parameter, Size, TracepointArguments};
+use Resolve::{Bit, Enumerator, Member, Parameter, ParameterCount, Size, TracepointArguments};
 
 layout! {
     /// What is known when the programs are loaded: all of vmlinux.
@@ -81,6 +83,7 @@ layout! {
     skb_len = Member("sk_buff", "len");
     skb_head = Member("sk_buff", "head");
     skb_data = Member("sk_buff", "data");
+    skb_tail = Member("sk_buff", "tail");
     skb_end = Member("sk_buff", "end");
     skb_protocol = Member("sk_buff", "protocol");
     skb_network_header = Member("sk_buff", "network_header");
@@ -99,6 +102,7 @@ layout! {
     dev_ifindex = Member("net_device", "ifindex");
     dst_dev = Member("dst_entry", "dev");
     dst_error = Member("dst_entry", "error");
+    rt6_flags = Member("rt6_info", "rt6i_flags");
     rtable_flags = Member("rtable", "rt_flags");
     sock_net = Member("sock_common", "skc_net.net");
     sock_family = Member("sock_common", "skc_family");
@@ -118,6 +122,8 @@ layout! {
 
     // netns settings and counters.
     net_statistics = Member("net", "mib.net_statistics");
+    net_ip_statistics = Member("net", "mib.ip_statistics");
+    net_ipv6_statistics = Member("net", "mib.ipv6_statistics");
     net_syncookies = Member("net", "ipv4.sysctl_tcp_syncookies");
     net_abort_on_overflow = Member("net", "ipv4.sysctl_tcp_abort_on_overflow");
     net_max_syn_backlog = Member("net", "ipv4.sysctl_max_syn_backlog");
@@ -137,6 +143,8 @@ layout! {
     /// 7.x only.
     mib_paws_timewait = Enumerator("", "LINUX_MIB_PAWS_TW_REJECTED");
     mib_rp_filter = Enumerator("", "LINUX_MIB_IPRPFILTER");
+
+    ipstats_out_no_routes = Enumerator("", "IPSTATS_MIB_OUTNOROUTES");
 
     // TIME_WAIT and PAWS.
     tw_ts_recent = Member("tcp_timewait_sock", "tw_ts_recent");
@@ -195,6 +203,22 @@ layout! {
     arg_martian_skb = Parameter("ip_handle_martian_source", "skb");
     arg_arp_error_neigh = Parameter("arp_error_report", "neigh");
     arg_arp_error_skb = Parameter("arp_error_report", "skb");
+    arg_validate_th = Parameter("tcp_validate_incoming", "th");
+    arg_req_err_sk = Parameter("tcp_req_err", "sk");
+    arg_v4_conn_request_sk = Parameter("tcp_v4_conn_request", "sk");
+    arg_v4_conn_request_skb = Parameter("tcp_v4_conn_request", "skb");
+    arg_send_reset_sk = Parameter("tcp_v4_send_reset", "sk");
+    arg_send_reset_skb = Parameter("tcp_v4_send_reset", "skb");
+    arg_icmp_send_skb = Parameter("__icmp_send", "skb_in");
+    arg_icmp_send_type = Parameter("__icmp_send", "type");
+    arg_icmp_send_code = Parameter("__icmp_send", "code");
+    arg_icmp6_send_skb = Parameter("icmp6_send", "skb");
+    arg_icmp6_send_type = Parameter("icmp6_send", "type");
+    arg_icmp6_send_code = Parameter("icmp6_send", "code");
+    parameters_peer_is_proven = ParameterCount("tcp_peer_is_proven");
+    parameters_tw_process = ParameterCount("tcp_timewait_state_process");
+    parameters_check_req = ParameterCount("tcp_check_req");
+    parameters_validate = ParameterCount("tcp_validate_incoming");
     }
 }
 
@@ -223,6 +247,9 @@ layout! {
     arg_expire_now_cp = Parameter("ip_vs_conn_expire_now", "cp");
     arg_in_skb = Parameter("ip_vs_in_hook", "skb"), or Parameter("ip_vs_in", "skb");
     arg_conn_in_get_skb = Parameter("ip_vs_conn_in_get_proto", "skb");
+    // Module nf_reject_ipv4: not IPVS, but known as late.
+    arg_nf_send_reset_skb = Parameter("nf_send_reset", "oldskb");
+    arg_nf_send_reset6_skb = Parameter("nf_send_reset6", "oldskb");
     }
 }
 
