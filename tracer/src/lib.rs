@@ -4,4 +4,6 @@
 //! [`plan`] decides beforehand which hooks this kernel offers, [`context`] is
 //! the only room that asks the running system, [`cli`] wires them together.
 
+pub mod cli;
 pub mod diagnose;
+pub mod sink;
