@@ -1,0 +1,139 @@
+//! The programs in every guest: network tools of one Debian release, unpacked with the libraries that they need.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::archive::Archive;
+use crate::debian::{self, Apt, GUEST_SUITES, Installed};
+use crate::shell::{self, step};
+use crate::store;
+use crate::workspace::Workspace;
+
+/// What a scenario or a developer may call.
+///
+/// The shell is dash, because busybox's prefers its own small `ip` and `tc` to the full ones; bash is for people.
+const PACKAGES: &[&str] = &[
+    "bash",
+    "bpftool",
+    "busybox-static",
+    "conntrack",
+    "dash",
+    "iproute2",
+    "iptables",
+    "ipvsadm",
+    "kmod",
+    "nftables",
+];
+
+/// What no program in a guest opens.
+const LEFT_OUT: &[&str] = &[
+    "usr/include",
+    "usr/lib/x86_64-linux-gnu/audit",
+    "usr/lib/x86_64-linux-gnu/gconv",
+    "usr/lib/x86_64-linux-gnu/perl-base",
+    "usr/lib/systemd",
+    "usr/share",
+    "var",
+];
+
+/// Folders that current Debian keeps as links into `usr`.
+const MERGED: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// The unpacked tools.
+pub(crate) struct Tools {
+    root: PathBuf,
+    /// The archive of them, a part of every guest's initial file system.
+    pub(crate) archive: PathBuf,
+}
+
+impl Tools {
+    /// Takes the tools from the cache, or fetches them.
+    ///
+    /// # Errors
+    /// When they are not cached and cannot be fetched.
+    pub(crate) fn get(workspace: &Workspace) -> Result<Self> {
+        let folder = workspace.cache.join("guest-tools");
+        let tools = Self {
+            root: folder.join("root"),
+            archive: folder.join("tools.cpio"),
+        };
+        let wanted: Vec<String> = PACKAGES.iter().map(ToString::to_string).collect();
+        if store::open::<Vec<String>>(&folder).is_some_and(|packages| packages == wanted) {
+            return Ok(tools);
+        }
+        let apt = Apt::open(workspace, "guest", GUEST_SUITES, Installed::Nothing)?;
+        step(&format!(
+            "fetching the programs of the guests: {}",
+            PACKAGES.join(", ")
+        ));
+        store::make(&folder, |work| {
+            let root = work.join("root");
+            for name in MERGED {
+                fs::create_dir_all(root.join("usr").join(name))?;
+                std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name))?;
+            }
+            let packages = tempfile::tempdir_in(work)?;
+            for package in apt.fetch_with_dependencies(PACKAGES, packages.path())? {
+                debian::unpack(&package, &root)?;
+            }
+            drop(packages);
+            choose_alternatives(&root)?;
+            link_applets(&root)?;
+            let mut archive = Archive::new(fs::File::create(work.join("tools.cpio"))?);
+            archive.tree(&root, &|path| !LEFT_OUT.contains(&path))?;
+            archive.finish()?;
+            Ok(wanted)
+        })?;
+        Ok(tools)
+    }
+
+    /// Runs kmod's `depmod` from the tools, so that this machine needs none.
+    ///
+    /// # Errors
+    /// When depmod fails.
+    pub(crate) fn depmod(&self, base: &Path, release: &str) -> Result<()> {
+        let library = self.root.join("usr/lib/x86_64-linux-gnu");
+        shell::output(
+            Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"))
+                .args(["--argv0", "depmod", "--library-path"])
+                .arg(library)
+                .arg(self.root.join("usr/bin/kmod"))
+                .arg("-b")
+                .args([base.as_os_str(), release.as_ref()]),
+        )
+        .map(drop)
+        .with_context(|| format!("cannot index the modules of {release}"))
+    }
+}
+
+/// Debian chooses between iptables' two back ends by links that a package's installation makes.
+///
+/// The plain names are the nft variant, as on Debian; the old one is reached as `iptables-legacy`.
+fn choose_alternatives(root: &Path) -> Result<()> {
+    for name in ["iptables", "ip6tables"] {
+        for suffix in ["", "-save", "-restore"] {
+            let link = root.join(format!("usr/sbin/{name}{suffix}"));
+            if link.symlink_metadata().is_err() {
+                std::os::unix::fs::symlink("xtables-nft-multi", link)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives every busybox applet its name where no full program has it.
+fn link_applets(root: &Path) -> Result<()> {
+    let busybox = root.join("usr/bin/busybox");
+    for applet in shell::output(Command::new(&busybox).arg("--list"))?.lines() {
+        let taken = ["usr/bin", "usr/sbin"]
+            .iter()
+            .any(|folder| root.join(folder).join(applet).symlink_metadata().is_ok());
+        if !taken {
+            std::os::unix::fs::symlink("busybox", root.join("usr/bin").join(applet))?;
+        }
+    }
+    Ok(())
+}
