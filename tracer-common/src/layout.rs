@@ -110,6 +110,8 @@ layout! {
     sock_num = Member("sock_common", "skc_num");
     sock_rcv_saddr = Member("sock_common", "skc_rcv_saddr");
     sock_v6_rcv_saddr = Member("sock_common", "skc_v6_rcv_saddr");
+    sock_daddr = Member("sock_common", "skc_daddr");
+    sock_v6_daddr = Member("sock_common", "skc_v6_daddr");
     sock_socket = Member("sock", "sk_socket");
     socket_alloc_inode = Member("socket_alloc", "vfs_inode.i_ino");
     socket_alloc_socket = Member("socket_alloc", "socket");

@@ -1,0 +1,339 @@
+//! Putting an event together, counting it, and sending it.
+
+use aya_ebpf::{
+    EbpfContext,
+    bindings::BPF_NOEXIST,
+    helpers::{
+        bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns,
+        bpf_probe_read_kernel_buf,
+    },
+};
+use droptrace_common::{
+    CountKey, CountValue, EventHeader, Field, FieldId, FIELDS_MAX, PACKET_MAX, Site, Tally, bits,
+};
+
+use crate::{
+    hint::{HINT_FIELDS, Hint},
+    kernel::{layout, member},
+    maps::{BUFFERS, COUNTS, DEPTH, EVENTS, TALLIES_MAP},
+    packet::{self, Extent, Tuple},
+    scope,
+};
+
+/// Frames of the kernel stack that an event can carry.
+pub(crate) const FRAMES: usize = 12;
+/// Nanoseconds that a count key's bucket takes to earn one event: 2,000 events per second and CPU.
+const TOKEN_NS: u64 = 500_000;
+/// Events that a full bucket holds.
+const BURST: u64 = 2_000;
+const BUCKET_NS: u64 = BURST * TOKEN_NS;
+
+/// Where an event is put together. The first three members are what goes to the ring.
+#[repr(C)]
+pub(crate) struct EventBuffer {
+    pub(crate) header: EventHeader,
+    pub(crate) packet: [u8; PACKET_MAX],
+    pub(crate) fields: [Field; FIELDS_MAX],
+    pub(crate) hint: Hint,
+    pub(crate) frames: [u64; FRAMES],
+}
+
+/// Appends fields to an event or hint; what does not fit is left out.
+pub(crate) struct Fields<'a> {
+    fields: &'a mut [Field],
+    len: usize,
+}
+
+impl<'a> Fields<'a> {
+    /// Fields of an event.
+    #[inline(always)]
+    pub(crate) fn new(fields: &'a mut [Field; FIELDS_MAX]) -> Self {
+        Self { fields, len: 0 }
+    }
+
+    /// Fields of an event, behind the first `len`.
+    #[inline(always)]
+    pub(crate) fn after(fields: &'a mut [Field; FIELDS_MAX], len: usize) -> Self {
+        Self { fields, len }
+    }
+
+    /// Fields of a hint.
+    #[inline(always)]
+    pub(crate) fn new_hint(fields: &'a mut [Field; HINT_FIELDS]) -> Self {
+        Self { fields, len: 0 }
+    }
+
+    /// How many there are.
+    #[inline(always)]
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends a value.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, id: FieldId, value: u64) {
+        if let Some(field) = self.fields.get_mut(self.len) {
+            *field = Field { id: id as u32, pad: 0, value };
+            self.len += 1;
+        }
+    }
+
+    /// Appends a field that another hook has read.
+    #[inline(always)]
+    pub(crate) fn push_raw(&mut self, field: Field) {
+        if let Some(place) = self.fields.get_mut(self.len) {
+            *place = field;
+            self.len += 1;
+        }
+    }
+
+    /// Appends a value if there is one.
+    #[inline(always)]
+    pub(crate) fn push_some(&mut self, id: FieldId, value: Option<u64>) {
+        if let Some(value) = value {
+            self.push(id, value);
+        }
+    }
+
+    /// Appends an address as its two halves.
+    #[inline(always)]
+    pub(crate) fn push_address(&mut self, hi: FieldId, lo: FieldId, address: &droptrace_common::Address) {
+        let (high, low) = packet::halves(address);
+        self.push(hi, high);
+        self.push(lo, low);
+    }
+}
+
+/// Takes this CPU's next free buffer. [`release`] gives it back. An interrupt that comes between
+/// takes the next one and gives it back before we go on.
+#[inline(always)]
+pub(crate) fn acquire() -> Option<&'static mut EventBuffer> {
+    // SAFETY: this CPU's counter.
+    let depth = unsafe { &mut *DEPTH.get_ptr_mut(0)? };
+    let level = *depth;
+    if level > 3 {
+        return None;
+    }
+    // SAFETY: this CPU's buffer of this level, which nobody else uses until it is released.
+    let buffer = unsafe { &mut *BUFFERS.get_ptr_mut(level)? };
+    *depth = level + 1;
+    Some(buffer)
+}
+
+/// Gives the buffer back.
+#[inline(always)]
+pub(crate) fn release() {
+    if let Some(depth) = DEPTH.get_ptr_mut(0) {
+        // SAFETY: this CPU's counter, raised by `acquire`.
+        unsafe { *depth = (*depth).saturating_sub(1) };
+    }
+}
+
+/// Adds one to a tally.
+#[inline(always)]
+pub(crate) fn tally(which: Tally) {
+    if let Some(value) = TALLIES_MAP.get_ptr_mut(which as u32) {
+        // SAFETY: this CPU's value.
+        unsafe { *value += 1 };
+    }
+}
+
+/// Reads the packet's headers into the buffer and fills what the header says of the packet.
+/// Gives its tuple and the bits that the packet alone tells.
+#[inline(always)]
+pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> (Tuple, u32) {
+    let ethertype = packet::ethertype(skb);
+    let Extent { network, linear, len } = packet::extent(skb);
+    let mut packet_len = if linear > PACKET_MAX as u32 { PACKET_MAX as u32 } else { linear };
+    if packet_len > len {
+        packet_len = len;
+    }
+    // Always the whole area: shared info follows the linear part, so the memory is there.
+    // SAFETY: bpf_probe_read_kernel checks the address.
+    if unsafe { bpf_probe_read_kernel_buf(network as *const u8, &mut buffer.packet) }.is_err() {
+        packet_len = 0;
+    }
+    let header = &mut buffer.header;
+    header.skb = skb;
+    header.len = len;
+    header.packet_len = packet_len as u16;
+    header.protocol = ethertype;
+    header.segments = packet::segments(skb);
+    header.pkt_type = packet::packet_type(skb);
+    header.iif = member::<u32>(skb, layout!(skb_iif));
+    let (tuple, mut found) = packet::parse(&buffer.packet, packet_len, ethertype);
+    if header.pkt_type == 3 {
+        found |= bits::OTHER_HOST;
+    }
+    (tuple, found)
+}
+
+/// What an event is, beside its packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Drop {
+    pub(crate) site: Site,
+    pub(crate) netns: u32,
+    pub(crate) ifindex: u32,
+    pub(crate) reason: u32,
+    pub(crate) location: u64,
+    pub(crate) bits: u32,
+}
+
+/// Counts the drop. True if its event is to be sent; the buffer's header is complete then.
+#[inline(always)]
+pub(crate) fn count(buffer: &mut EventBuffer, drop: &Drop, key_location: u64) -> bool {
+    let key = CountKey {
+        location: key_location,
+        netns: drop.netns,
+        reason: drop.reason,
+        bits: drop.bits,
+        site: drop.site as u16,
+        pad: 0,
+    };
+    // SAFETY: no preconditions.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let Some(value) = counted(&key, now) else {
+        tally(Tally::KeysLost);
+        return false;
+    };
+    value.packets += 1;
+    let earned = value.tokens + now.wrapping_sub(value.filled_ns);
+    value.filled_ns = now;
+    let tokens = if earned > BUCKET_NS { BUCKET_NS } else { earned };
+    if tokens < TOKEN_NS {
+        value.tokens = tokens;
+        value.sampled += 1;
+        value.skipped += 1;
+        return false;
+    }
+    value.tokens = tokens - TOKEN_NS;
+    let header = &mut buffer.header;
+    header.skipped = value.skipped as u32;
+    header.ktime_ns = now;
+    header.location = drop.location;
+    header.netns = drop.netns;
+    header.reason = drop.reason;
+    header.bits = drop.bits;
+    header.ifindex = drop.ifindex;
+    header.site = drop.site as u16;
+    header.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // SAFETY: no precondition.
+    header.cpu = unsafe { bpf_get_smp_processor_id() } as u16;
+    true
+}
+
+/// This CPU's value of a key, made on first use with a full bucket.
+#[inline(always)]
+fn counted(key: &CountKey, now: u64) -> Option<&'static mut CountValue> {
+    if let Some(value) = COUNTS.get_ptr_mut(key) {
+        // SAFETY: this CPU's value.
+        return Some(unsafe { &mut *value });
+    }
+    let fresh = CountValue { tokens: BUCKET_NS, filled_ns: now, ..CountValue::default() };
+    // Another CPU may have made the key meanwhile: then its value for this CPU is zero, and the bucket fills.
+    let _ = COUNTS.insert(key, fresh, u64::from(BPF_NOEXIST));
+    // SAFETY: this CPU's value.
+    COUNTS.get_ptr_mut(key).map(|value| unsafe { &mut *value })
+}
+
+/// Sends the event, whose header `count` completed.
+#[inline(always)]
+pub(crate) fn send(buffer: &mut EventBuffer, fields: usize, drop: &Drop, key_location: u64) {
+    let fields = if fields > FIELDS_MAX { FIELDS_MAX } else { fields };
+    buffer.header.fields = fields as u16;
+    let size = size_of::<EventHeader>() + PACKET_MAX + fields * size_of::<Field>();
+    let sent = output(buffer, size);
+    let key = CountKey {
+        location: key_location,
+        netns: drop.netns,
+        reason: drop.reason,
+        bits: drop.bits,
+        site: drop.site as u16,
+        pad: 0,
+    };
+    if let Some(value) = COUNTS.get_ptr_mut(key) {
+        // SAFETY: this CPU's value.
+        let value = unsafe { &mut *value };
+        if sent {
+            value.sent += 1;
+            value.skipped = 0;
+        } else {
+            value.ring_full += 1;
+            value.skipped += 1;
+        }
+    }
+}
+
+#[inline(always)]
+fn output(buffer: &EventBuffer, size: usize) -> bool {
+    // SAFETY: the buffer holds at least `size` bytes: fields are bounded by FIELDS_MAX.
+    let bytes = unsafe { core::slice::from_raw_parts((&raw const *buffer).cast::<u8>(), size) };
+    EVENTS.output::<[u8]>(bytes, 0).is_ok()
+}
+
+/// Counts and sends a drop that the free does not show, from the hook that sees it.
+#[inline(always)]
+pub(crate) fn direct(skb: u64, site: Site, netns: u32, extra: u32, fill: impl FnOnce(&mut Fields<'_>)) {
+    let Some(buffer) = acquire() else { return };
+    let (tuple, found) = take_packet(buffer, skb);
+    finish(buffer, &tuple, site, netns, found | extra, fill);
+    release();
+}
+
+/// Counts and sends what the buffer's packet area already holds.
+#[inline(always)]
+pub(crate) fn finish(
+    buffer: &mut EventBuffer,
+    tuple: &Tuple,
+    site: Site,
+    netns: u32,
+    found: u32,
+    fill: impl FnOnce(&mut Fields<'_>),
+) {
+    if !scope::admits(tuple, netns) {
+        return;
+    }
+    let bits = found | packet::memberships(tuple, netns);
+    let drop = Drop { site, netns, ifindex: buffer.header.iif, reason: 0, location: 0, bits };
+    if count(buffer, &drop, 0) {
+        let fields = {
+            let mut fields = Fields::new(&mut buffer.fields);
+            fill(&mut fields);
+            fields.len()
+        };
+        send(buffer, fields, &drop, 0);
+    }
+}
+
+/// Counts something that is no drop of a packet, without an event.
+#[inline(always)]
+pub(crate) fn count_only(site: Site, netns: u32) {
+    let key = CountKey { location: 0, netns, reason: 0, bits: 0, site: site as u16, pad: 0 };
+    if let Some(value) = counted(&key, 0) {
+        value.packets += 1;
+    } else {
+        tally(Tally::KeysLost);
+    }
+}
+
+/// Reads the kernel's stack into the buffer and appends its frames.
+#[inline(always)]
+pub(crate) fn push_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer, fields: usize) -> usize {
+    // SAFETY: the area has this size.
+    let bytes = unsafe {
+        bpf_get_stack(
+            ctx.as_ptr(),
+            buffer.frames.as_mut_ptr().cast(),
+            size_of::<[u64; FRAMES]>() as u32,
+            0,
+        )
+    };
+    let mut fields = Fields::after(&mut buffer.fields, fields);
+    for (index, frame) in buffer.frames.iter().enumerate() {
+        if (index as i64) * 8 >= bytes {
+            break;
+        }
+        fields.push(FieldId::Frame, *frame);
+    }
+    fields.len()
+}

@@ -1,0 +1,153 @@
+//! Reading the kernel's memory by the layout of the running kernel.
+
+use core::ptr::read_volatile;
+
+use aya_ebpf::helpers::{bpf_probe_read_kernel, bpf_probe_read_kernel_buf};
+use droptrace_common::{ABSENT, IpvsLayout, Layout};
+
+/// Filled by user space before loading; the verifier knows it as constants.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata")]
+pub(crate) static LAYOUT: Layout = Layout::ABSENT;
+
+/// Address of the kernel's `__per_cpu_offset` array; 0 when unknown.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata")]
+static PER_CPU_OFFSET: u64 = 0;
+
+/// One entry of [`LAYOUT`].
+macro_rules! layout {
+    ($entry:ident) => {
+        // SAFETY: a plain number in read-only data; volatile, since user space replaced it.
+        unsafe { core::ptr::read_volatile(&raw const $crate::kernel::LAYOUT.$entry) }
+    };
+}
+pub(crate) use layout;
+
+/// One entry of the IPVS layout, which arrives in a map when the module does.
+macro_rules! ipvs_layout {
+    ($layout:expr, $entry:ident) => {
+        $layout.$entry
+    };
+}
+pub(crate) use ipvs_layout;
+
+/// The IPVS layout, once user space has filled it.
+#[inline(always)]
+pub(crate) fn ipvs() -> Option<&'static IpvsLayout> {
+    crate::maps::IPVS_LAYOUT.get(0)
+}
+
+/// Whether the kernel has what this entry describes.
+#[inline(always)]
+pub(crate) const fn has(entry: u32) -> bool {
+    entry != ABSENT
+}
+
+/// Byte offset of a member entry.
+#[inline(always)]
+pub(crate) const fn offset(entry: u32) -> u64 {
+    (entry & 0xffff) as u64
+}
+
+/// Reads a value; zero where the memory cannot be read, which no caller takes for a fact.
+#[inline(always)]
+pub(crate) fn read<T: Copy + Default>(address: u64) -> T {
+    // SAFETY: bpf_probe_read_kernel checks the address.
+    unsafe { bpf_probe_read_kernel(address as *const T) }.unwrap_or_default()
+}
+
+/// Reads bytes; false where the memory cannot be read.
+#[inline(always)]
+pub(crate) fn read_bytes(address: u64, into: &mut [u8]) -> bool {
+    // SAFETY: bpf_probe_read_kernel checks the address.
+    unsafe { bpf_probe_read_kernel_buf(address as *const u8, into) }.is_ok()
+}
+
+/// Reads a member of a fixed type; zero if the kernel does not have it.
+#[inline(always)]
+pub(crate) fn member<T: Copy + Default>(base: u64, entry: u32) -> T {
+    if has(entry) { read(base + offset(entry)) } else { T::default() }
+}
+
+/// Reads an unsigned member of whatever size the kernel gives it.
+#[inline(always)]
+pub(crate) fn number(base: u64, entry: u32) -> Option<u64> {
+    if !has(entry) {
+        return None;
+    }
+    let address = base + offset(entry);
+    match entry >> 16 {
+        1 => Some(u64::from(read::<u8>(address))),
+        2 => Some(u64::from(read::<u16>(address))),
+        4 => Some(u64::from(read::<u32>(address))),
+        8 => Some(read::<u64>(address)),
+        _ => None,
+    }
+}
+
+/// Reads a bit field of `width` bits.
+#[inline(always)]
+pub(crate) fn bit_field(base: u64, entry: u32, width: u32) -> u32 {
+    if !has(entry) {
+        return 0;
+    }
+    let byte: u8 = read(base + u64::from(entry / 8));
+    (u32::from(byte) >> (entry % 8)) & ((1 << width) - 1)
+}
+
+/// The network namespace of a socket, as the address of its `struct net`.
+#[inline(always)]
+pub(crate) fn net_of_sock(sk: u64) -> u64 {
+    member(sk, layout!(sock_net))
+}
+
+/// The network namespace of a device.
+#[inline(always)]
+pub(crate) fn net_of_device(device: u64) -> u64 {
+    member(device, layout!(dev_net))
+}
+
+/// The inode number by which user space knows a `struct net`; 0 for what is none.
+#[inline(always)]
+pub(crate) fn inode_of_net(net: u64) -> u32 {
+    // Namespace inodes are numbered from PROC_DYNAMIC_FIRST 0xf0000000 (fs/proc/generic.c), those of the initial
+    // namespaces from just below it in newer kernels; anything else means that `net` was no struct net.
+    const LOWEST: u32 = 0xefff_ff00;
+    if net == 0 {
+        return 0;
+    }
+    let inode: u32 = member(net, layout!(net_inum));
+    if inode >= LOWEST { inode } else { 0 }
+}
+
+/// This CPU's part of a per-CPU variable's offset.
+#[inline(always)]
+fn per_cpu_base() -> u64 {
+    // SAFETY: a plain number in read-only data; the helper has no preconditions.
+    let (table, cpu) = unsafe {
+        (read_volatile(&raw const PER_CPU_OFFSET), aya_ebpf::helpers::bpf_get_smp_processor_id())
+    };
+    if table == 0 { 0 } else { read(table + u64::from(cpu) * 8) }
+}
+
+/// This CPU's value of a counter of the netns (`struct linux_mib`, `struct ipstats_mib`: an array
+/// of 64-bit numbers per CPU). Between entry and exit of a function that runs with softirqs off
+/// only that function moves it. `table` is the entry of the pointer in `struct net`.
+#[inline(always)]
+pub(crate) fn counter(net: u64, table: u32, index: u32) -> u64 {
+    let base = per_cpu_base();
+    if base == 0 || !has(table) || !has(index) {
+        return 0;
+    }
+    let counters: u64 = member(net, table);
+    read(counters.wrapping_add(base) + u64::from(index) * 8)
+}
+
+/// A counter of `TcpExt`/`IpExt` (`struct linux_mib`).
+macro_rules! tcp_ext {
+    ($net:expr, $index:ident) => {
+        $crate::kernel::counter($net, $crate::kernel::layout!(net_statistics), $crate::kernel::layout!($index))
+    };
+}
+pub(crate) use tcp_ext;

@@ -1,0 +1,232 @@
+//! What a listener refuses: `tcp_conn_request` and `tcp_v4/v6_syn_recv_sock` (net/ipv4).
+//!
+//! Both run with softirqs off, so that between entry and exit only this call
+//! moves this CPU's counters: the counter's step tells which branch ran.
+
+use droptrace_common::{Address, FieldId, Site, bits};
+
+use crate::{
+    args::{Entry, Exit},
+    emit::{self, Fields},
+    hint,
+    kernel::{self, layout, member, net_of_sock, number, tcp_ext},
+    packet,
+    scratch::{self, Function},
+    skb_drop,
+};
+
+/// AF_INET6.
+const AF_INET6: u16 = 10;
+/// Flags of a route to a broadcast or multicast address (include/uapi/linux/in_route.h).
+const RTCF_BROADCAST_OR_MULTICAST: u32 = 0x1000_0000 | 0x2000_0000;
+/// Flag of a route to an address of this host (include/uapi/linux/ipv6_route.h).
+const RTF_LOCAL: u32 = 0x8000_0000;
+
+// values[] of `Function::ConnRequest`
+const OVERFLOWS: usize = 0;
+const DROPS: usize = 1;
+const QUEUE_FULL: usize = 2;
+const NO_ROUTES: usize = 3;
+const SYN_QUEUE: usize = 4;
+const ACCEPT_QUEUE: usize = 5;
+const NOT_PROVEN: usize = 6;
+const NO_ROUTES_V6: usize = 7;
+
+fn no_routes(net: u64) -> u64 {
+    kernel::counter(net, layout!(net_ip_statistics), layout!(ipstats_out_no_routes))
+}
+
+fn no_routes_v6(net: u64) -> u64 {
+    kernel::counter(net, layout!(net_ipv6_statistics), layout!(ipstats_out_no_routes))
+}
+
+/// `tcp_conn_request(rsk_ops, af_ops, sk, skb)`, net/ipv4/tcp_input.c: a SYN reached a listener.
+#[inline(always)]
+pub(crate) fn conn_request_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::ConnRequest) else { return };
+    let sk = ctx.argument(layout!(arg_conn_request_sk));
+    call.skb = ctx.argument(layout!(arg_conn_request_skb));
+    call.sk = sk;
+    let net = net_of_sock(sk);
+    call.net = net;
+    call.values[OVERFLOWS] = tcp_ext!(net, mib_listen_overflows);
+    call.values[DROPS] = tcp_ext!(net, mib_listen_drops);
+    call.values[QUEUE_FULL] = tcp_ext!(net, mib_req_queue_full_drop);
+    call.values[NO_ROUTES] = no_routes(net);
+    call.values[NO_ROUTES_V6] = no_routes_v6(net);
+    call.values[SYN_QUEUE] = u64::from(member::<u32>(sk, layout!(icsk_queue_length)));
+    call.values[ACCEPT_QUEUE] = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
+    call.values[NOT_PROVEN] = 0;
+}
+
+/// `tcp_peer_is_proven`, net/ipv4/tcp_metrics.c: asked by `tcp_conn_request` only when syncookies are off and
+/// less than a quarter of tcp_max_syn_backlog is left; false means that the SYN is dropped.
+#[inline(always)]
+pub(crate) fn peer_is_proven_exit(ctx: &impl Exit) {
+    let proven = ctx.returned(layout!(parameters_peer_is_proven)) as u8;
+    if proven == 0
+        && let Some(call) = scratch::take(Function::ConnRequest)
+    {
+        call.values[NOT_PROVEN] = 1;
+    }
+}
+
+/// End of `tcp_conn_request`: it always returns 0, and its caller frees the SYN as consumed.
+#[inline(always)]
+pub(crate) fn conn_request_exit() {
+    let Some(call) = scratch::take(Function::ConnRequest) else { return };
+    let skb = call.skb;
+    call.skb = 0;
+    let net = call.net;
+    if tcp_ext!(net, mib_listen_drops) == call.values[DROPS] {
+        return;
+    }
+    let mut refused = 0;
+    let site = if tcp_ext!(net, mib_listen_overflows) != call.values[OVERFLOWS] {
+        Site::AcceptQueueSyn
+    } else if tcp_ext!(net, mib_req_queue_full_drop) != call.values[QUEUE_FULL] {
+        Site::SynQueueFull
+    } else if call.values[NOT_PROVEN] != 0 {
+        Site::SynBacklogLastQuarter
+    } else {
+        if no_routes(net) != call.values[NO_ROUTES] || no_routes_v6(net) != call.values[NO_ROUTES_V6] {
+            refused = 1;
+        }
+        Site::SynRefused
+    };
+    let sk = call.sk;
+    let (accept_queue, syn_queue) = (call.values[ACCEPT_QUEUE], call.values[SYN_QUEUE]);
+    emit::direct(skb, site, kernel::inode_of_net(net), 0, |fields| {
+        push_listener(fields, sk, net, accept_queue, syn_queue);
+        if matches!(site, Site::SynRefused) {
+            fields.push(FieldId::Refused, refused);
+        }
+    });
+}
+
+/// `tcp_v4_conn_request(sk, skb)`, net/ipv4/tcp_ipv4.c: never answers a SYN to a broadcast or multicast route.
+#[inline(always)]
+pub(crate) fn v4_conn_request_entry(ctx: &impl Entry) {
+    let skb = ctx.argument(layout!(arg_v4_conn_request_skb));
+    let route = member::<u64>(skb, layout!(skb_refdst)) & !7;
+    if route != 0 && member::<u32>(route, layout!(rtable_flags)) & RTCF_BROADCAST_OR_MULTICAST != 0 {
+        not_unicast(ctx.argument(layout!(arg_v4_conn_request_sk)), skb);
+    }
+}
+
+/// `tcp_v6_conn_request(sk, skb)`, net/ipv6/tcp_ipv6.c: answers only a SYN to a local unicast address
+/// (`ipv6_unicast_destination`, include/net/ip6_route.h).
+#[inline(always)]
+pub(crate) fn v6_conn_request_entry(ctx: &impl Entry) {
+    const ETH_P_IPV6: u16 = 0x86dd;
+    let skb = ctx.argument(layout!(arg_v4_conn_request_skb));
+    let route = member::<u64>(skb, layout!(skb_refdst)) & !7;
+    if packet::ethertype(skb) == ETH_P_IPV6
+        && route != 0
+        && kernel::has(layout!(rt6_flags))
+        && member::<u32>(route, layout!(rt6_flags)) & RTF_LOCAL == 0
+    {
+        not_unicast(ctx.argument(layout!(arg_v4_conn_request_sk)), skb);
+    }
+}
+
+#[inline(always)]
+fn not_unicast(sk: u64, skb: u64) {
+    let net = net_of_sock(sk);
+    emit::direct(skb, Site::SynNotUnicast, kernel::inode_of_net(net), 0, |fields| {
+        let length = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
+        push_listener(fields, sk, net, length, u64::from(member::<u32>(sk, layout!(icsk_queue_length))));
+    });
+}
+
+/// `tcp_v4_syn_recv_sock(sk, skb, req, …)` and its IPv6 twin: a handshake is complete.
+#[inline(always)]
+pub(crate) fn syn_recv_sock_entry(ctx: &impl Entry, function: Function) {
+    let Some(call) = scratch::slot(function) else { return };
+    let sk = ctx.argument(layout!(arg_syn_recv_sk));
+    let net = net_of_sock(sk);
+    call.skb = ctx.argument(layout!(arg_syn_recv_skb));
+    call.sk = sk;
+    call.net = net;
+    call.values[OVERFLOWS] = tcp_ext!(net, mib_listen_overflows);
+    call.values[DROPS] = tcp_ext!(net, mib_listen_drops);
+    call.values[SYN_QUEUE] = u64::from(member::<u32>(sk, layout!(icsk_queue_length)));
+    call.values[ACCEPT_QUEUE] = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
+}
+
+/// End of `tcp_v4/v6_syn_recv_sock`: a refusal counts ListenDrops, and the last ACK is freed soon.
+#[inline(always)]
+pub(crate) fn syn_recv_sock_exit(function: Function) {
+    let Some(call) = scratch::take(function) else { return };
+    let skb = call.skb;
+    call.skb = 0;
+    let net = call.net;
+    if tcp_ext!(net, mib_listen_drops) == call.values[DROPS] {
+        return;
+    }
+    // With TCP Fast Open the child is made while the SYN is judged: that exit reports it.
+    if scratch::slot(Function::ConnRequest).is_some_and(|outer| outer.skb == skb) {
+        return;
+    }
+    let pending = scratch::slot(Function::CheckReq).is_some_and(|outer| outer.skb == skb);
+    let site = if tcp_ext!(net, mib_listen_overflows) == call.values[OVERFLOWS] {
+        Site::ChildRefused
+    } else if pending {
+        Site::AcceptQueueAck
+    } else {
+        Site::AcceptQueueCookie
+    };
+    let aborts = number(net, layout!(net_abort_on_overflow)).unwrap_or(0) != 0;
+    let bits = if pending && aborts { bits::ABORTED } else { 0 };
+    let sk = call.sk;
+    let (accept_queue, syn_queue) = (call.values[ACCEPT_QUEUE], call.values[SYN_QUEUE]);
+    hint::leave(skb, site, kernel::inode_of_net(net), bits, 0, |fields| {
+        push_listener(fields, sk, net, accept_queue, syn_queue);
+    });
+}
+
+/// `tcp_req_err(sk, seq, abort)`, net/ipv4/tcp_ipv4.c: an ICMP error for a pending request. It may count
+/// ListenDrops, yet no packet is lost.
+#[inline(always)]
+pub(crate) fn request_error_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::RequestError) else { return };
+    let sk = ctx.argument(layout!(arg_req_err_sk));
+    call.skb = sk;
+    call.net = net_of_sock(sk);
+    call.values[DROPS] = tcp_ext!(call.net, mib_listen_drops);
+}
+
+/// End of `tcp_req_err`.
+#[inline(always)]
+pub(crate) fn request_error_exit() {
+    let Some(call) = scratch::take(Function::RequestError) else { return };
+    call.skb = 0;
+    if tcp_ext!(call.net, mib_listen_drops) != call.values[DROPS] {
+        emit::count_only(Site::RequestKilledByIcmp, kernel::inode_of_net(call.net));
+    }
+}
+
+/// What there is to know of a listener and its netns.
+#[inline(always)]
+fn push_listener(fields: &mut Fields<'_>, sk: u64, net: u64, accept_queue: u64, syn_queue: u64) {
+    fields.push(FieldId::AcceptQueueLength, accept_queue);
+    fields.push_some(FieldId::AcceptQueueLimit, number(sk, layout!(sock_max_ack_backlog)));
+    fields.push(FieldId::SynQueueLength, syn_queue);
+    fields.push_some(FieldId::TcpSyncookies, number(net, layout!(net_syncookies)));
+    fields.push_some(FieldId::TcpAbortOnOverflow, number(net, layout!(net_abort_on_overflow)));
+    fields.push_some(FieldId::TcpMaxSynBacklog, number(net, layout!(net_max_syn_backlog)));
+    fields.push_some(FieldId::Somaxconn, number(net, layout!(net_somaxconn)));
+    fields.push(FieldId::ListenerPort, u64::from(member::<u16>(sk, layout!(sock_num))));
+    let address = listening_address(sk);
+    fields.push_address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo, &address);
+    fields.push_some(FieldId::ListenerInode, skb_drop::socket_inode(sk));
+}
+
+#[inline(always)]
+fn listening_address(sk: u64) -> Address {
+    if member::<u16>(sk, layout!(sock_family)) == AF_INET6 {
+        member(sk, layout!(sock_v6_rcv_saddr))
+    } else {
+        packet::mapped(member(sk, layout!(sock_rcv_saddr)))
+    }
+}

@@ -1,0 +1,77 @@
+//! The maps, shared by all programs.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf},
+};
+use droptrace_common::{
+    Address, AddressKey, AddressValue, CountKey, CountValue, IpvsLayout, ServiceKey, TALLIES,
+};
+
+use crate::{
+    emit::EventBuffer,
+    hint::{Hint, Mark},
+    ipvs::{Flow, Candidate},
+    scratch::Scratch,
+};
+
+/// Full events.
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(4 << 20, 0);
+
+/// Exact counts.
+#[map]
+pub(crate) static COUNTS: PerCpuHashMap<CountKey, CountValue> = PerCpuHashMap::with_max_entries(8192, 0);
+
+/// What droptrace itself lost or left over.
+#[map]
+pub(crate) static TALLIES_MAP: PerCpuArray<u64> = PerCpuArray::with_max_entries(TALLIES, 0);
+
+/// Local addresses of every netns: longest prefix of table `local`.
+#[map]
+pub(crate) static ADDRESSES: LpmTrie<AddressKey, AddressValue> = LpmTrie::with_max_entries(1 << 16, 0);
+
+/// IPVS services.
+#[map]
+pub(crate) static SERVICES: HashMap<ServiceKey, u32> = HashMap::with_max_entries(1 << 15, 0);
+
+/// Network namespaces in scope, by inode.
+#[map]
+pub(crate) static SCOPE_NETNS: HashMap<u32, u32> = HashMap::with_max_entries(4096, 0);
+
+/// Addresses in scope.
+#[map]
+pub(crate) static SCOPE_ADDRESSES: HashMap<Address, u32> = HashMap::with_max_entries(1 << 14, 0);
+
+/// Layout of the IPVS module's structures.
+#[map]
+pub(crate) static IPVS_LAYOUT: Array<IpvsLayout> = Array::with_max_entries(1, 0);
+
+/// Where an event is put together; one buffer per nesting level (process, softirq, hardirq, NMI).
+#[map]
+pub(crate) static BUFFERS: PerCpuArray<EventBuffer> = PerCpuArray::with_max_entries(4, 0);
+
+/// Nesting level of this CPU.
+#[map]
+pub(crate) static DEPTH: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+
+/// Hints by the packet's address.
+#[map]
+pub(crate) static HINTS: LruHashMap<u64, Hint> = LruHashMap::with_max_entries(4096, 0);
+
+/// Hints of hooks that do not see the packet, one per CPU.
+#[map]
+pub(crate) static MARKS: PerCpuArray<Mark> = PerCpuArray::with_max_entries(1, 0);
+
+/// From a function's entry to its exit.
+#[map]
+pub(crate) static SCRATCH: PerCpuArray<Scratch> =
+    PerCpuArray::with_max_entries(crate::scratch::Function::COUNT, 0);
+
+/// A packet that met a left-over IPVS entry, until the verdict is known.
+#[map]
+pub(crate) static CANDIDATES: PerCpuArray<Candidate> = PerCpuArray::with_max_entries(1, 0);
+
+/// Packets sent to a dead server, by what they look like afterwards.
+#[map]
+pub(crate) static MISDELIVERED: LruHashMap<Flow, u64> = LruHashMap::with_max_entries(4096, 0);

@@ -1,0 +1,257 @@
+//! The packet behind an `sk_buff`: where its headers are and what they say.
+
+use droptrace_common::{Address, AddressKey, NETNS_PREFIX_BITS, PACKET_MAX, ServiceKey, address_flags, bits};
+
+use aya_ebpf::maps::lpm_trie::Key;
+use network_types::{
+    eth::EtherType,
+    ip::{IpProto, Ipv4Hdr, Ipv6Hdr},
+};
+
+use crate::{
+    kernel::{self, layout, member, net_of_device, net_of_sock, read},
+    maps::{ADDRESSES, SERVICES},
+};
+
+/// Low bits of `_skb_refdst` and `_nfct` are flags.
+pub(crate) const POINTER: u64 = !7;
+const ETH_P_IP: u16 = u16::from_be(EtherType::Ipv4 as u16);
+const ETH_P_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
+
+/// Who sends what to whom.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tuple {
+    pub(crate) src: Address,
+    pub(crate) dst: Address,
+    pub(crate) sport: u16,
+    pub(crate) dport: u16,
+    pub(crate) protocol: u8,
+    pub(crate) tcp_flags: u8,
+    pub(crate) pad: u16,
+}
+
+/// Where the network header is and how much of the packet follows it.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    /// Address of the network header.
+    pub(crate) network: u64,
+    /// Bytes from there to the end of the linear part.
+    pub(crate) linear: u32,
+    /// Bytes from there to the end of the packet.
+    pub(crate) len: u32,
+}
+
+/// EtherType of an skb in host order.
+#[inline(always)]
+pub(crate) fn ethertype(skb: u64) -> u16 {
+    u16::from_be(member(skb, layout!(skb_protocol)))
+}
+
+/// Finds the network header. `skb->data` may stand before or behind it, depending on the layer.
+#[inline(always)]
+pub(crate) fn extent(skb: u64) -> Extent {
+    let head: u64 = member(skb, layout!(skb_head));
+    let data: u64 = member(skb, layout!(skb_data));
+    let tail: u32 = member(skb, layout!(skb_tail));
+    let network = head + u64::from(member::<u16>(skb, layout!(skb_network_header)));
+    let len: u32 = member(skb, layout!(skb_len));
+    let linear = (head + u64::from(tail)).saturating_sub(network) as u32;
+    Extent { network, linear, len: len.wrapping_add(data.wrapping_sub(network) as u32) }
+}
+
+/// `::ffff:a.b.c.d`.
+#[inline(always)]
+pub(crate) const fn mapped(v4: [u8; 4]) -> Address {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, v4[0], v4[1], v4[2], v4[3]]
+}
+
+/// The halves of an address as numbers, as [`droptrace_common::FieldId`] wants them.
+#[inline(always)]
+pub(crate) fn halves(address: &Address) -> (u64, u64) {
+    let a = address;
+    (
+        u64::from_be_bytes([a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]]),
+        u64::from_be_bytes([a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]]),
+    )
+}
+
+/// Reads an `union nf_inet_addr`-like address of this family from the kernel.
+#[inline(always)]
+pub(crate) fn address_at(address: u64, v6: bool) -> Address {
+    if v6 { read(address) } else { mapped(read(address)) }
+}
+
+/// Parses the headers in `bytes`, which hold `len` valid bytes of a packet with this EtherType.
+#[inline(always)]
+pub(crate) fn parse(bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> (Tuple, u32) {
+    let mut tuple = Tuple::default();
+    let mut found = 0;
+    let at;
+    if ethertype == ETH_P_IP && len >= Ipv4Hdr::LEN as u32 {
+        // SAFETY: the buffer is longer than an IPv4 header, which is plain bytes.
+        let header = unsafe { &*bytes.as_ptr().cast::<Ipv4Hdr>() };
+        tuple.src = mapped(header.src_addr);
+        tuple.dst = mapped(header.dst_addr);
+        tuple.protocol = header.proto;
+        found |= v4_kinds(header.src_addr, header.dst_addr);
+        if u16::from_be_bytes([bytes[6], bytes[7]]) & 0x1fff != 0 {
+            return (tuple, found);
+        }
+        at = usize::from(bytes[0] & 0xf) * 4;
+    } else if ethertype == ETH_P_IPV6 && len >= Ipv6Hdr::LEN as u32 {
+        // SAFETY: the buffer is longer than an IPv6 header, which is plain bytes.
+        let header = unsafe { &*bytes.as_ptr().cast::<Ipv6Hdr>() };
+        tuple.src = header.src_addr;
+        tuple.dst = header.dst_addr;
+        tuple.protocol = header.next_hdr;
+        if tuple.dst[0] == 0xff {
+            found |= bits::MULTICAST;
+        }
+        at = Ipv6Hdr::LEN;
+    } else {
+        return (tuple, found | if ethertype == 0 { bits::NO_PROTOCOL } else { bits::NOT_IP });
+    }
+    found |= transport(&mut tuple, bytes, at, len);
+    (tuple, found)
+}
+
+#[inline(always)]
+fn transport(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], at: usize, len: u32) -> u32 {
+    const TCP: u8 = IpProto::Tcp as u8;
+    const UDP: u8 = IpProto::Udp as u8;
+    const ICMP: u8 = IpProto::Icmp as u8;
+    const ICMPV6: u8 = IpProto::Ipv6Icmp as u8;
+    // An IPv4 header has at most 60 bytes; the ports and the flags are within 14 more.
+    let at = at & 63;
+    if (at as u32) + 14 > len && tuple.protocol == TCP || (at as u32) + 4 > len {
+        return 0;
+    }
+    match tuple.protocol {
+        TCP | UDP => {
+            tuple.sport = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+            tuple.dport = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]);
+        }
+        ICMP | ICMPV6 => return bits::ICMP,
+        _ => return 0,
+    }
+    if tuple.protocol == UDP {
+        return bits::UDP;
+    }
+    tuple.tcp_flags = bytes[at + 13];
+    let kind = match tuple.tcp_flags & 0x12 {
+        0x02 => bits::SYN,
+        0x12 => bits::SYN_ACK,
+        _ => 0,
+    };
+    bits::TCP | kind | if tuple.tcp_flags & 4 != 0 { bits::RST } else { 0 }
+}
+
+#[inline(always)]
+fn v4_kinds(src: [u8; 4], dst: [u8; 4]) -> u32 {
+    let mut found = 0;
+    if src[0] == 0 || src[0] == 127 || src[0] >= 224 {
+        found |= bits::SOURCE_NOT_UNICAST;
+    }
+    match dst[0] {
+        127 => found |= bits::DESTINATION_LOOPBACK,
+        224..=239 => found |= bits::MULTICAST,
+        255 if dst == [255; 4] => found |= bits::MULTICAST,
+        0 | 240..=255 => found |= bits::DESTINATION_INVALID,
+        _ => {}
+    }
+    found
+}
+
+/// Asks the sets that context keeps whether the addresses are local, on a dummy device, IPVS's.
+#[inline(always)]
+pub(crate) fn memberships(tuple: &Tuple, netns: u32) -> u32 {
+    let mut found = 0;
+    let source = held(tuple.src, netns);
+    if source & address_flags::LOCAL != 0 {
+        found |= bits::SOURCE_LOCAL;
+    }
+    if source & address_flags::DUMMY != 0 {
+        found |= bits::SOURCE_DUMMY;
+    }
+    let destination = held(tuple.dst, netns);
+    if destination & address_flags::LOCAL != 0 {
+        found |= bits::DESTINATION_LOCAL;
+    }
+    if destination & address_flags::DUMMY != 0 {
+        found |= bits::DESTINATION_DUMMY;
+    }
+    if destination & address_flags::IPVS != 0 {
+        found |= bits::DESTINATION_IPVS;
+        let key =
+            ServiceKey { netns, port: tuple.dport, protocol: tuple.protocol, pad: 0, address: tuple.dst };
+        // SAFETY: the value is not read.
+        if unsafe { SERVICES.get(key) }.is_some() {
+            found |= bits::SERVICE_IPVS;
+        }
+    }
+    found
+}
+
+#[inline(always)]
+fn held(address: Address, netns: u32) -> u32 {
+    let key = Key::new(NETNS_PREFIX_BITS + 128, AddressKey { netns, address });
+    ADDRESSES.get(key).map_or(0, |value| value.flags)
+}
+
+/// `skb->pkt_type`.
+#[inline(always)]
+pub(crate) fn packet_type(skb: u64) -> u32 {
+    kernel::bit_field(skb, layout!(skb_pkt_type), 3)
+}
+
+/// Segments that the skb stands for.
+#[inline(always)]
+pub(crate) fn segments(skb: u64) -> u16 {
+    let head: u64 = member(skb, layout!(skb_head));
+    let end: u32 = member(skb, layout!(skb_end));
+    let segments: u16 = member(head + u64::from(end), layout!(skb_shared_gso_segs));
+    if segments == 0 { 1 } else { segments }
+}
+
+/// The netns of a packet that is under way.
+#[inline(always)]
+pub(crate) fn netns(skb: u64) -> u32 {
+    netns_of(
+        0,
+        member(skb, layout!(skb_sk)),
+        member(skb, layout!(skb_dev)),
+        member::<u64>(skb, layout!(skb_refdst)) & POINTER,
+        member::<u64>(skb, layout!(skb_nfct)) & POINTER,
+    )
+}
+
+/// The netns by the first that says so: socket that received, socket that sent, device, route, conntrack entry.
+#[inline(always)]
+pub(crate) fn netns_of(rx_sk: u64, sk: u64, device: u64, refdst: u64, ct: u64) -> u32 {
+    if rx_sk != 0 {
+        let inode = kernel::inode_of_net(net_of_sock(rx_sk));
+        if inode != 0 {
+            return inode;
+        }
+    }
+    if sk != 0 {
+        let inode = kernel::inode_of_net(net_of_sock(sk));
+        if inode != 0 {
+            return inode;
+        }
+    }
+    if device != 0 {
+        let inode = kernel::inode_of_net(net_of_device(device));
+        if inode != 0 {
+            return inode;
+        }
+    }
+    if refdst != 0 {
+        let inode = kernel::inode_of_net(net_of_device(member(refdst, layout!(dst_dev))));
+        if inode != 0 {
+            return inode;
+        }
+    }
+    if ct != 0 { kernel::inode_of_net(member(ct, layout!(ct_net))) } else { 0 }
+}

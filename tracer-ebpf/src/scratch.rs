@@ -1,0 +1,54 @@
+//! What a function's entry leaves for its exit, on the same CPU.
+
+use crate::maps::SCRATCH;
+
+/// Hooked functions with entry and exit.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub(crate) enum Function {
+    ConnRequest = 0,
+    SynRecvSock = 1,
+    SynRecvSockV6 = 2,
+    TimewaitProcess = 3,
+    CheckReq = 4,
+    ValidateIncoming = 5,
+    RequestError = 6,
+    ResolveClash = 7,
+    EarlyDrop = 8,
+    IpvsIn = 9,
+}
+
+impl Function {
+    /// How many there are.
+    pub(crate) const COUNT: u32 = 10;
+}
+
+/// Bytes of a TCP header without options.
+pub(crate) const TCP_HEADER: usize = 20;
+
+/// One call in progress; `skb` is 0 when there is none.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Scratch {
+    pub(crate) skb: u64,
+    pub(crate) sk: u64,
+    pub(crate) net: u64,
+    /// Function's own values; see its entry.
+    pub(crate) values: [u64; 8],
+    pub(crate) tcp: [u8; TCP_HEADER],
+    pub(crate) pad: u32,
+}
+
+/// The slot of a function on this CPU.
+#[inline(always)]
+pub(crate) fn slot(function: Function) -> Option<&'static mut Scratch> {
+    // SAFETY: a per-CPU slot; a nested call on this CPU may overwrite it, which the exit notices by the skb.
+    SCRATCH.get_ptr_mut(function as u32).map(|slot| unsafe { &mut *slot })
+}
+
+/// The slot, if a call is in progress; ends the call.
+#[inline(always)]
+pub(crate) fn take(function: Function) -> Option<&'static mut Scratch> {
+    let slot = slot(function)?;
+    (slot.skb != 0).then_some(slot)
+}

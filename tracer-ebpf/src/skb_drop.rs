@@ -1,0 +1,151 @@
+//! The base event: tracepoint `skb:kfree_skb`, which fires when the last reference to a packet is
+//! given up as dropped (net/core/skbuff.c: `kfree_skb` 5.10, `kfree_skb_reason` 6.1,
+//! `sk_skb_reason_drop` 6.12 and later).
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
+use droptrace_common::{FieldId, Site, Tally, bits, ct_status};
+
+use crate::{
+    emit::{self, Drop, Fields},
+    hint::{self, HINT_FIELDS},
+    ipvs,
+    kernel::{self, layout, member, net_of_device, tcp_ext},
+    maps::HINTS,
+    packet, scope,
+};
+
+/// TIME_WAIT and NEW_SYN_RECV (include/net/tcp_states.h): not full sockets, only `sock_common` may be read.
+const TCP_TIME_WAIT: u8 = 6;
+const TCP_NEW_SYN_RECV: u8 = 12;
+
+/// The free of a packet.
+#[inline(always)]
+pub(crate) fn on_free(ctx: &RawTracePointContext) {
+    let skb: u64 = ctx.arg(0);
+    let location: u64 = ctx.arg(1);
+    let arguments = layout!(kfree_skb_arguments);
+    let has_reason = kernel::has(arguments) && arguments >= 3;
+    let reason: u32 = if has_reason { ctx.arg::<u64>(2) as u32 } else { 0 };
+    let rx_sk: u64 = if kernel::has(arguments) && arguments >= 4 { ctx.arg(3) } else { 0 };
+    let Some(buffer) = emit::acquire() else { return };
+    // SAFETY: no preconditions.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let (tuple, mut found) = emit::take_packet(buffer, skb);
+    let sk: u64 = member(skb, layout!(skb_sk));
+    let device: u64 = member(skb, layout!(skb_dev));
+    let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
+    let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
+
+    let waiting = hint::find(skb, now);
+    let hint = match waiting {
+        Some(hint) => Some(hint),
+        None => hint::take_mark(&tuple, ct != 0, now),
+    };
+    let (site, hint_netns) = match hint {
+        Some(hint) => (Site::from_number(hint.site).unwrap_or(Site::Free), hint.netns),
+        None => (Site::Free, 0),
+    };
+    let netns = if hint_netns != 0 { hint_netns } else { packet::netns_of(rx_sk, sk, device, refdst, ct) };
+    if let Some(hint) = hint {
+        found |= hint.bits;
+        if site == Site::MartianSource && rp_filtered(hint.before, device) {
+            found |= bits::RP_FILTER;
+        }
+    }
+    if refdst != 0 {
+        let error = member::<u16>(refdst, layout!(dst_error));
+        // EHOSTUNREACH, ENETUNREACH
+        if error == 113 || error == 101 {
+            found |= bits::NO_ROUTE;
+        }
+    }
+    if ct != 0 && member::<u64>(ct, layout!(ct_status)) & ct_status::DYING != 0 {
+        found |= bits::CONNTRACK_DYING;
+    }
+    if kernel::bit_field(skb, layout!(skb_ipvs_property), 1) != 0 {
+        found |= bits::IPVS_PROPERTY;
+        if ipvs::died(&tuple, now) {
+            found |= bits::DIED_AS;
+        }
+    }
+    if scope::admits(&tuple, netns) {
+        found |= packet::memberships(&tuple, netns);
+        let ifindex = device_index(device, buffer.header.iif);
+        let drop = Drop { site, netns, ifindex, reason, location, bits: found };
+        // A hint's site tells the cause: its count does not depend on the place of the free.
+        let key_location = if hint.is_some() { 0 } else { location };
+        if emit::count(buffer, &drop, key_location) {
+            let mut count = 0;
+            if let Some(hint) = hint {
+                buffer.fields[..HINT_FIELDS].copy_from_slice(&hint.fields);
+                count = usize::from(hint.count);
+                if count > HINT_FIELDS {
+                    count = HINT_FIELDS;
+                }
+            }
+            let mut fields = Fields::after(&mut buffer.fields, count);
+            push_socket(&mut fields, if rx_sk != 0 { rx_sk } else { sk });
+            if refdst != 0 {
+                let error = member::<u16>(refdst, layout!(dst_error));
+                if error != 0 {
+                    fields.push(FieldId::RouteError, u64::from(error));
+                }
+            }
+            count = fields.len();
+            let netfilter = layout!(reason_netfilter_drop);
+            if !has_reason || reason == netfilter {
+                count = emit::push_frames(ctx, buffer, count);
+            }
+            emit::send(buffer, count, &drop, key_location);
+        }
+    }
+    if waiting.is_some() && HINTS.remove(skb).is_ok() {
+        emit::tally(Tally::HintsConsumed);
+    }
+    emit::release();
+}
+
+/// Index of the device that the packet is on. `skb->dev` shares its place with other things once the
+/// packet is queued in a socket (include/linux/skbuff.h): what has no netns is no device.
+#[inline(always)]
+fn device_index(device: u64, iif: u32) -> u32 {
+    if device != 0 && kernel::inode_of_net(net_of_device(device)) != 0 {
+        member(device, layout!(dev_ifindex))
+    } else {
+        iif
+    }
+}
+
+/// Whether IPReversePathFilter grew since the martian handler ran
+/// (`ip_rcv_finish_core`, net/ipv4/ip_input.c, counts it just before the free).
+#[inline(always)]
+fn rp_filtered(before: u64, device: u64) -> bool {
+    device != 0 && tcp_ext!(net_of_device(device), mib_rp_filter) > before
+}
+
+/// State and inode of a local socket.
+#[inline(always)]
+fn push_socket(fields: &mut Fields<'_>, sk: u64) {
+    if sk == 0 {
+        return;
+    }
+    let state: u8 = member(sk, layout!(sock_state));
+    fields.push(FieldId::SocketState, u64::from(state));
+    if state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV {
+        fields.push_some(FieldId::SocketInode, socket_inode(sk));
+    }
+}
+
+/// Inode by which `/proc/PID/fd` knows a full socket (`struct socket_alloc`, include/net/sock.h).
+#[inline(always)]
+pub(crate) fn socket_inode(sk: u64) -> Option<u64> {
+    if !kernel::has(layout!(socket_alloc_inode)) || !kernel::has(layout!(socket_alloc_socket)) {
+        return None;
+    }
+    let socket: u64 = member(sk, layout!(sock_socket));
+    if socket == 0 {
+        return None;
+    }
+    let alloc = socket - kernel::offset(layout!(socket_alloc_socket));
+    Some(member(alloc, layout!(socket_alloc_inode)))
+}

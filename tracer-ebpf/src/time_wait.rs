@@ -1,0 +1,221 @@
+//! Segments judged by old state: TIME_WAIT sockets, pending requests, and PAWS
+//! (protection against wrapped sequence numbers, RFC 7323).
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use droptrace_common::{FieldId, PACKET_MAX, Site, bits};
+
+use crate::{
+    args::{Entry, Exit},
+    emit::{self, Fields},
+    hint,
+    kernel::{self, layout, member, net_of_sock, read_bytes, tcp_ext},
+    packet,
+    scratch::{self, Function, TCP_HEADER},
+};
+
+/// `TCP_TW_SYN` of `enum tcp_tw_status` (include/net/tcp.h): the SYN may open a new connection.
+const TCP_TW_SYN: u32 = 3;
+/// Offset of the flags byte in a TCP header.
+const TCP_FLAGS: usize = 13;
+
+const PAWS: usize = 0;
+const PAWS_TIMEWAIT: usize = 1;
+const STORED: usize = 2;
+const STAMP: usize = 3;
+const EXPECTED: usize = 4;
+const SUBSTATE: usize = 5;
+const LENGTH: usize = 6;
+
+/// Seconds since boot, as the kernel stamps `ts_recent`.
+#[inline(always)]
+fn uptime() -> u64 {
+    // SAFETY: no preconditions.
+    unsafe { bpf_ktime_get_ns() / 1_000_000_000 }
+}
+
+/// `tcp_timewait_state_process(tw, skb, th, …)`, net/ipv4/tcp_minisocks.c.
+#[inline(always)]
+pub(crate) fn timewait_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::TimewaitProcess) else { return };
+    let tw = ctx.argument(layout!(arg_tw_process_tw));
+    call.skb = ctx.argument(layout!(arg_tw_process_skb));
+    call.sk = tw;
+    call.net = net_of_sock(tw);
+    call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
+    call.values[PAWS_TIMEWAIT] = tcp_ext!(call.net, mib_paws_timewait);
+    call.values[STORED] = u64::from(member::<u32>(tw, layout!(tw_ts_recent)));
+    call.values[STAMP] = kernel::number(tw, layout!(tw_ts_recent_stamp)).unwrap_or(0);
+    call.values[EXPECTED] = u64::from(member::<u32>(tw, layout!(tw_rcv_nxt)));
+    call.values[SUBSTATE] = u64::from(member::<u8>(tw, layout!(tw_substate)));
+}
+
+/// Its end: all but a SYN that may open a new connection is freed soon.
+#[inline(always)]
+pub(crate) fn timewait_exit(ctx: &impl Exit) {
+    let Some(call) = scratch::take(Function::TimewaitProcess) else { return };
+    let skb = call.skb;
+    call.skb = 0;
+    if ctx.returned(layout!(parameters_tw_process)) as u32 == TCP_TW_SYN {
+        return;
+    }
+    let net = call.net;
+    let rejected = tcp_ext!(net, mib_paws_established) != call.values[PAWS]
+        || tcp_ext!(net, mib_paws_timewait) != call.values[PAWS_TIMEWAIT];
+    let flags = tcp_flags(skb);
+    let site = if rejected {
+        Site::PawsTimewait
+    } else if flags & 0x12 == 0x02 {
+        Site::TimewaitOldSequence
+    } else {
+        Site::TimewaitSegment
+    };
+    let (stored, stamp, expected, substate) =
+        (call.values[STORED], call.values[STAMP], call.values[EXPECTED], call.values[SUBSTATE]);
+    hint::leave(skb, site, kernel::inode_of_net(net), 0, 0, |fields| {
+        fields.push(FieldId::TimestampStored, stored);
+        push_age(fields, stamp);
+        fields.push(FieldId::ExpectedSequence, expected);
+        fields.push(FieldId::TimewaitSubstate, substate);
+    });
+}
+
+/// `tcp_check_req(sk, skb, req, …)`, net/ipv4/tcp_minisocks.c: a segment for a pending request.
+#[inline(always)]
+pub(crate) fn check_req_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::CheckReq) else { return };
+    let sk = ctx.argument(layout!(arg_check_req_sk));
+    let request = ctx.argument(layout!(arg_check_req_req));
+    call.skb = ctx.argument(layout!(arg_check_req_skb));
+    call.sk = sk;
+    call.net = net_of_sock(sk);
+    call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
+    call.values[STORED] = u64::from(member::<u32>(request, layout!(request_ts_recent)));
+}
+
+/// Its end: NULL means that the segment is used up or refused, and freed soon.
+#[inline(always)]
+pub(crate) fn check_req_exit(ctx: &impl Exit) {
+    let Some(call) = scratch::take(Function::CheckReq) else { return };
+    let skb = call.skb;
+    call.skb = 0;
+    if ctx.returned(layout!(parameters_check_req)) != 0 || hint::waits(skb) {
+        return;
+    }
+    let net = call.net;
+    let flags = tcp_flags(skb);
+    let site = if tcp_ext!(net, mib_paws_established) != call.values[PAWS] {
+        Site::PawsRequest
+    } else if flags & 0x12 == 0x02 {
+        Site::RequestRetransmit
+    } else {
+        Site::RequestOther
+    };
+    let stored = call.values[STORED];
+    hint::leave(skb, site, kernel::inode_of_net(net), 0, 0, |fields| {
+        fields.push(FieldId::TimestampStored, stored);
+    });
+}
+
+/// `tcp_validate_incoming(sk, skb, th, …)`, net/ipv4/tcp_input.c; hooked only where the free of what it
+/// refuses is not traced (5.10: `tcp_drop` calls `__kfree_skb`).
+#[inline(always)]
+pub(crate) fn validate_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::ValidateIncoming) else { return };
+    let sk = ctx.argument(layout!(arg_validate_sk));
+    let skb = ctx.argument(layout!(arg_validate_skb));
+    call.skb = skb;
+    call.sk = sk;
+    call.net = net_of_sock(sk);
+    call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
+    call.values[LENGTH] = u64::from(member::<u32>(skb, layout!(skb_len)));
+    read_bytes(ctx.argument(layout!(arg_validate_th)), &mut call.tcp);
+}
+
+/// Its end. The segment is freed by now: the event's headers are made from the socket and from what the entry read.
+#[inline(always)]
+pub(crate) fn validate_exit(ctx: &impl Exit) {
+    let Some(call) = scratch::take(Function::ValidateIncoming) else { return };
+    let skb = call.skb;
+    call.skb = 0;
+    let net = call.net;
+    if ctx.returned(layout!(parameters_validate)) as u8 != 0
+        || tcp_ext!(net, mib_paws_established) == call.values[PAWS]
+    {
+        return;
+    }
+    let Some(buffer) = emit::acquire() else { return };
+    let sk = call.sk;
+    let (tuple, length) = rebuild(&mut buffer.packet, sk, &call.tcp);
+    let header = &mut buffer.header;
+    header.skb = skb;
+    header.protocol = if length == IPV6_HEADER { 0x86dd } else { 0x0800 };
+    header.packet_len = (length + TCP_HEADER) as u16;
+    header.len = (call.values[LENGTH] as usize + length) as u32;
+    header.segments = 1;
+    header.pkt_type = 0;
+    header.iif = 0;
+    let found = bits::TCP | if tuple.tcp_flags & 4 != 0 { bits::RST } else { 0 };
+    emit::finish(buffer, &tuple, Site::PawsEstablished, kernel::inode_of_net(net), found, |fields| {
+        fields.push(FieldId::TimestampStored, u64::from(member::<u32>(sk, layout!(tcp_ts_recent))));
+        fields.push(FieldId::TimestampReceived, u64::from(member::<u32>(sk, layout!(tcp_rcv_tsval))));
+        if let Some(stamp) = kernel::number(sk, layout!(tcp_ts_recent_stamp)) {
+            push_age(fields, stamp);
+        }
+        fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
+    });
+    emit::release();
+}
+
+const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
+
+/// Writes the headers that the segment had, as far as the socket tells: peer → this host.
+#[inline(always)]
+fn rebuild(packet: &mut [u8; PACKET_MAX], sk: u64, tcp: &[u8; TCP_HEADER]) -> (packet::Tuple, usize) {
+    const AF_INET6: u16 = 10;
+    let mut tuple = packet::Tuple { protocol: 6, tcp_flags: tcp[TCP_FLAGS], ..packet::Tuple::default() };
+    tuple.sport = u16::from_be_bytes([tcp[0], tcp[1]]);
+    tuple.dport = u16::from_be_bytes([tcp[2], tcp[3]]);
+    let length;
+    if member::<u16>(sk, layout!(sock_family)) == AF_INET6 {
+        tuple.src = member(sk, layout!(sock_v6_daddr));
+        tuple.dst = member(sk, layout!(sock_v6_rcv_saddr));
+        packet[0] = 0x60;
+        packet[6] = 6;
+        packet[8..24].copy_from_slice(&tuple.src);
+        packet[24..40].copy_from_slice(&tuple.dst);
+        length = IPV6_HEADER;
+        packet[IPV6_HEADER..IPV6_HEADER + TCP_HEADER].copy_from_slice(tcp);
+        packet[IPV6_HEADER + 12] = 0x50;
+    } else {
+        let (src, dst): ([u8; 4], [u8; 4]) =
+            (member(sk, layout!(sock_daddr)), member(sk, layout!(sock_rcv_saddr)));
+        tuple.src = packet::mapped(src);
+        tuple.dst = packet::mapped(dst);
+        packet[..IPV4_HEADER].fill(0);
+        packet[0] = 0x45;
+        packet[9] = 6;
+        packet[12..16].copy_from_slice(&src);
+        packet[16..20].copy_from_slice(&dst);
+        length = IPV4_HEADER;
+        packet[IPV4_HEADER..IPV4_HEADER + TCP_HEADER].copy_from_slice(tcp);
+        packet[IPV4_HEADER + 12] = 0x50;
+    }
+    (tuple, length)
+}
+
+#[inline(always)]
+fn push_age(fields: &mut Fields<'_>, stamp: u64) {
+    let now = uptime();
+    if stamp != 0 && now >= stamp {
+        fields.push(FieldId::TimestampAge, now - stamp);
+    }
+}
+
+/// Flags of the TCP header, which `skb->data` points at in the socket code.
+#[inline(always)]
+fn tcp_flags(skb: u64) -> u8 {
+    let head: u64 = member(skb, layout!(skb_head));
+    let transport = head + u64::from(member::<u16>(skb, layout!(skb_transport_header)));
+    kernel::read(transport + TCP_FLAGS as u64)
+}
