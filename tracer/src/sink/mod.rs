@@ -4,10 +4,22 @@
 //! before it comes here, so that every sink says the same.
 
 mod json;
+mod pcapng;
+mod progress;
+#[cfg(test)]
+pub(crate) mod samples;
+mod select;
+mod summary;
+mod text;
+pub(crate) mod words;
 
 use std::io;
 
 pub use json::Json;
+pub use pcapng::{Pcapng, Storage};
+pub use progress::Captured;
+pub use select::{Selected, Selection};
+pub use text::{Paint, Text};
 
 use crate::diagnose::{Facts, RawEvent, Record};
 

@@ -1,0 +1,104 @@
+//! What the user sees while a capture file is written.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    time::Instant,
+};
+
+use super::{Origin, Pcapng, Sink, pcapng::Storage, summary, words};
+use crate::diagnose::{Coverage, Record};
+
+/// A capture file, with a line of progress on a terminal and the summary at the end.
+pub struct Captured<S> {
+    file: Pcapng<S>,
+    name: String,
+    started: Instant,
+    /// Standard error is a terminal.
+    terminal: bool,
+    coverage: Option<Coverage>,
+    netns_names: BTreeMap<u32, String>,
+}
+
+impl<S: Storage> Captured<S> {
+    /// Around `file`, which is called `name`; progress is shown on a terminal only.
+    pub fn new(file: Pcapng<S>, name: String, terminal: bool) -> Self {
+        Self {
+            file,
+            name,
+            started: Instant::now(),
+            terminal,
+            coverage: None,
+            netns_names: BTreeMap::new(),
+        }
+    }
+
+    /// Clears the line of progress.
+    fn clear(&self) {
+        if self.terminal {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl<S: Storage> Sink for Captured<S> {
+    fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
+        match record {
+            Record::Coverage(coverage) => {
+                if self.coverage.is_none() {
+                    let _ = writeln!(
+                        io::stderr(),
+                        "capturing drops of {} to {}; {}; Ctrl-C ends it",
+                        words::scope(coverage),
+                        self.name,
+                        words::coverage(coverage)
+                    );
+                }
+                self.coverage = Some(coverage.clone());
+            }
+            Record::Drop(drop) => {
+                if let (Some(inode), Some(name)) = (drop.netns, &drop.netns_name)
+                    && !self.netns_names.contains_key(&inode)
+                {
+                    self.netns_names.insert(inode, name.clone());
+                }
+            }
+            Record::Counts(_) | Record::Summary(_) => {}
+        }
+        self.file.record(record, origin)?;
+        if let Record::Summary(end) = record {
+            self.clear();
+            let mut out = io::stdout();
+            let text = summary::text(end, self.coverage.as_ref(), &self.netns_names);
+            out.write_all(text.trim_start().as_bytes())?;
+            writeln!(
+                out,
+                "{} in {}, {} bytes; next: droptrace show {}",
+                words::count(self.file.drops(), "drop"),
+                self.name,
+                self.file.written(),
+                self.name
+            )?;
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        if self.terminal {
+            // A terminal that is gone does not end a capture.
+            let _ = write!(
+                io::stderr(),
+                "\r\x1b[K{}: {}, {} KiB",
+                words::elapsed(self.started.elapsed().as_secs()),
+                words::count(self.file.drops(), "drop"),
+                self.file.written() / 1024
+            );
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.clear();
+        self.file.finish()
+    }
+}

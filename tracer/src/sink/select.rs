@@ -1,0 +1,143 @@
+//! Which records reach a sink.
+
+use std::{io, net::IpAddr};
+
+use super::{Origin, Sink};
+use crate::diagnose::{Counts, Drop, Record, Summary};
+
+/// Which drops are wanted. An empty list or `None` asks nothing; what is asked must hold all together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Benign drops, too.
+    pub benign: bool,
+    /// Slugs.
+    pub causes: Vec<String>,
+    /// Source or destination.
+    pub addresses: Vec<IpAddr>,
+    /// Source or destination.
+    pub port: Option<u16>,
+    /// As [`Drop::protocol`] names it.
+    pub protocol: Option<String>,
+    /// Names or inode numbers.
+    pub netns: Vec<String>,
+}
+
+impl Selection {
+    /// Whether this drop is wanted.
+    pub fn wants(&self, drop: &Drop) -> bool {
+        let address = |address: &IpAddr| drop.src == Some(*address) || drop.dst == Some(*address);
+        let netns = |netns: &String| {
+            drop.netns_name.as_ref() == Some(netns)
+                || drop.netns.is_some_and(|inode| inode.to_string() == *netns)
+        };
+        (self.benign || !drop.benign)
+            && (self.causes.is_empty() || self.causes.contains(&drop.cause))
+            && (self.addresses.is_empty() || self.addresses.iter().any(address))
+            && self
+                .port
+                .is_none_or(|port| drop.sport == Some(port) || drop.dport == Some(port))
+            && (self.protocol.is_none() || self.protocol == drop.protocol)
+            && (self.netns.is_empty() || self.netns.iter().any(netns))
+    }
+
+    /// The totals of the wanted causes. Exact totals are made by cause and netns only, hence no other wish narrows them.
+    fn counts(&self, counts: &Counts) -> Counts {
+        let mut counts = counts.clone();
+        if !self.causes.is_empty() {
+            counts.causes.retain(|total| self.causes.contains(&total.cause));
+            counts.lost.retain(|cause, _| self.causes.contains(cause));
+        }
+        counts
+    }
+}
+
+/// Passes on what the selection wants.
+pub struct Selected<S> {
+    selection: Selection,
+    sink: S,
+}
+
+impl<S: Sink> Selected<S> {
+    /// Before `sink`.
+    pub fn new(selection: Selection, sink: S) -> Self {
+        Self { selection, sink }
+    }
+}
+
+impl<S: Sink> Sink for Selected<S> {
+    fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
+        match record {
+            Record::Drop(drop) if !self.selection.wants(drop) => Ok(()),
+            Record::Counts(counts) => self
+                .sink
+                .record(&Record::Counts(self.selection.counts(counts)), None),
+            Record::Summary(summary) => self.sink.record(
+                &Record::Summary(Summary {
+                    counts: self.selection.counts(&summary.counts),
+                    ..summary.clone()
+                }),
+                None,
+            ),
+            _ => self.sink.record(record, origin),
+        }
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        self.sink.tick()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.sink.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::samples;
+
+    fn wants(change: impl FnOnce(&mut Selection)) -> bool {
+        let mut selection = Selection::default();
+        change(&mut selection);
+        selection.wants(&samples::accept_queue())
+    }
+
+    #[test]
+    fn each_wish_is_asked() {
+        assert!(wants(|_| ()));
+        assert!(wants(|wish| wish.causes = vec!["accept-queue-full".into()]));
+        assert!(!wants(|wish| wish.causes = vec!["unknown".into()]));
+        assert!(wants(|wish| wish.addresses = vec!["10.0.0.2".parse().unwrap()]));
+        assert!(!wants(|wish| wish.addresses = vec!["10.0.0.3".parse().unwrap()]));
+        assert!(wants(|wish| wish.port = Some(80)));
+        assert!(!wants(|wish| wish.port = Some(81)));
+        assert!(wants(|wish| wish.protocol = Some("tcp".into())));
+        assert!(!wants(|wish| wish.protocol = Some("udp".into())));
+        assert!(wants(|wish| wish.netns = vec!["web".into()]));
+        assert!(wants(|wish| wish.netns = vec!["4026532000".into()]));
+        assert!(!wants(|wish| wish.netns = vec!["4026531840".into()]));
+    }
+
+    #[test]
+    fn benign_drops_need_asking_for() {
+        let drop = samples::benign();
+        assert!(!Selection::default().wants(&drop));
+        assert!(
+            Selection {
+                benign: true,
+                ..Selection::default()
+            }
+            .wants(&drop)
+        );
+    }
+
+    #[test]
+    fn totals_follow_the_causes() {
+        let selection = Selection {
+            causes: vec!["unknown".into()],
+            ..Selection::default()
+        };
+        assert!(selection.counts(&samples::counts()).causes.is_empty());
+        assert_eq!(Selection::default().counts(&samples::counts()), samples::counts());
+    }
+}

@@ -1,0 +1,145 @@
+//! The end of a run, in text.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use super::words;
+use crate::diagnose::{Coverage, Split, Summary};
+
+/// What was dropped, what could be seen, what was lost, and what went unanswered.
+pub(crate) fn text(
+    summary: &Summary,
+    coverage: Option<&Coverage>,
+    netns_names: &BTreeMap<u32, String>,
+) -> String {
+    let counts = &summary.counts;
+    let mut text = format!(
+        "\nwatched for {:.1} s, ended by {}\n",
+        summary.seconds, summary.ended
+    );
+    let netns = |inode: u32| {
+        words::netns(Some(inode), netns_names.get(&inode).map(String::as_str))
+            .unwrap_or_else(|| "not known".to_owned())
+    };
+    let mut totals: Vec<_> = counts.causes.iter().filter(|total| !total.benign).collect();
+    totals.sort_by_key(|total| std::cmp::Reverse(total.packets));
+    if !totals.is_empty() {
+        let width = totals
+            .iter()
+            .map(|total| total.cause.len())
+            .max()
+            .unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "{:>10}  {:<width$}  {:<12}  netns",
+            "packets", "cause", "verdict"
+        );
+        for total in &totals {
+            let split = match total.split {
+                Split::Exact => "",
+                Split::Sampled => "  (split from its sister cause is sampled)",
+            };
+            let _ = writeln!(
+                text,
+                "{:>10}  {:<width$}  {:<12}  {}{split}",
+                total.packets,
+                total.cause,
+                total.verdict.name(),
+                netns(total.netns)
+            );
+        }
+    }
+    let sum = |benign| -> u64 {
+        counts
+            .causes
+            .iter()
+            .filter(|total| total.benign == benign)
+            .map(|total| total.packets)
+            .sum()
+    };
+    let _ = writeln!(text, "{} dropped in scope", words::count(sum(false), "packet"));
+    if sum(true) > 0 {
+        let _ = writeln!(
+            text,
+            "{} freed without loss (benign; --benign shows them)",
+            words::count(sum(true), "packet")
+        );
+    }
+    if counts.clashes_resolved > 0 {
+        let _ = writeln!(
+            text,
+            "conntrack clashes resolved by the kernel without loss: {}",
+            counts.clashes_resolved
+        );
+    }
+    loss(&mut text, summary);
+    if let Some(coverage) = coverage {
+        let _ = writeln!(text, "{}", words::coverage(coverage));
+        for gap in coverage.gaps.iter().filter(|gap| gap.field.is_none()) {
+            let _ = writeln!(text, "  not seen: {}: {}", gap.cause, gap.reason);
+        }
+    }
+    for open in &summary.syn_unanswered {
+        let to = match (open.dst, open.dport) {
+            (Some(dst), Some(dport)) => std::net::SocketAddr::new(dst, dport).to_string(),
+            (Some(dst), None) => dst.to_string(),
+            (None, _) => "addresses not known".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "{} again from netns {} to {to}: sent by {}, unanswered: look beyond this host",
+            words::count(open.retransmissions, "SYN"),
+            open.netns_name.clone().unwrap_or_else(|| netns(open.netns)),
+            open.interface.as_deref().unwrap_or("an interface not known"),
+        );
+    }
+    text
+}
+
+fn loss(text: &mut String, summary: &Summary) {
+    let counts = &summary.counts;
+    let _ = write!(text, "lost {}", words::count(counts.lost_events, "event"));
+    if counts.lost_events > 0 {
+        let by_cause: Vec<_> = counts
+            .lost
+            .iter()
+            .map(|(cause, lost)| format!("{cause} {lost}"))
+            .collect();
+        let _ = write!(
+            text,
+            " (in the totals, but not shown one by one): {}",
+            by_cause.join(", ")
+        );
+    }
+    text.push('\n');
+    if counts.uncounted > 0 {
+        let _ = writeln!(
+            text,
+            "{} in no total, since the count table was full",
+            words::count(counts.uncounted, "drop")
+        );
+    }
+    if counts.hints_orphaned > 0 {
+        let _ = writeln!(
+            text,
+            "{} of context hooks that no free consumed",
+            words::count(counts.hints_orphaned, "hint")
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::samples;
+
+    #[test]
+    fn an_end_reads_well() {
+        let names = BTreeMap::from([(4_026_532_000, "web".to_owned())]);
+        insta::assert_snapshot!(text(&samples::summary(), Some(&samples::coverage()), &names));
+    }
+
+    #[test]
+    fn a_quiet_run_says_so() {
+        insta::assert_snapshot!(text(&Summary::default(), None, &BTreeMap::new()));
+    }
+}

@@ -1,0 +1,255 @@
+//! Lines for people: one per drop, with its evidence and remedy below.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    io::{self, Write},
+};
+
+use anstyle::{AnsiColor, Style};
+
+use super::{Origin, Sink, summary, words};
+use crate::diagnose::{Coverage, Drop, Record, Verdict};
+
+/// Colours, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paint {
+    /// No escape sequence at all.
+    Plain,
+    /// For a terminal.
+    Colour,
+}
+
+impl Paint {
+    /// Colour for a terminal, unless the environment holds a `NO_COLOR` that is not empty.
+    pub fn for_terminal(terminal: bool) -> Self {
+        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        if terminal && !refused {
+            Self::Colour
+        } else {
+            Self::Plain
+        }
+    }
+
+    fn paint(self, style: Style, text: &str) -> String {
+        match self {
+            Self::Plain => text.to_owned(),
+            Self::Colour => format!("{style}{text}{style:#}"),
+        }
+    }
+}
+
+const CAUSE: Style = Style::new().bold();
+const FAINT: Style = Style::new().dimmed();
+const fn verdict_style(verdict: Verdict) -> Style {
+    let colour = match verdict {
+        Verdict::Dropped => AnsiColor::Red,
+        Verdict::Rejected => AnsiColor::Yellow,
+        Verdict::Misdelivered => AnsiColor::Magenta,
+    };
+    colour.on_default()
+}
+
+/// Writes text lines, each drop as soon as it comes.
+#[derive(Debug)]
+pub struct Text<W> {
+    out: W,
+    paint: Paint,
+    /// Clock time at which the remedy of a cause was shown in full.
+    told: BTreeMap<String, String>,
+    netns_names: BTreeMap<u32, String>,
+    coverage: Option<Coverage>,
+    gaps_told: BTreeSet<(String, Option<String>)>,
+    lost_told: u64,
+}
+
+impl<W: Write> Text<W> {
+    /// A sink that writes to `out`.
+    pub fn new(out: W, paint: Paint) -> Self {
+        Self {
+            out,
+            paint,
+            told: BTreeMap::new(),
+            netns_names: BTreeMap::new(),
+            coverage: None,
+            gaps_told: BTreeSet::new(),
+            lost_told: 0,
+        }
+    }
+
+    fn coverage(&mut self, coverage: &Coverage) -> String {
+        let mut text = String::new();
+        let _ = if self.coverage.is_none() {
+            writeln!(
+                text,
+                "droptrace {} on Linux {}, watching {}; {}; times are UTC",
+                coverage.version,
+                coverage.kernel,
+                words::scope(coverage),
+                words::coverage(coverage)
+            )
+        } else {
+            writeln!(text, "hooks changed: {}", words::coverage(coverage))
+        };
+        for gap in &coverage.gaps {
+            if !self.gaps_told.insert((gap.cause.clone(), gap.field.clone())) {
+                continue;
+            }
+            let what = match &gap.field {
+                Some(field) => format!("{} without {field}", gap.cause),
+                None => format!("{} is not seen", gap.cause),
+            };
+            let _ = writeln!(
+                text,
+                "{}",
+                self.paint.paint(FAINT, &format!("  gap: {what}: {}", gap.reason))
+            );
+        }
+        self.coverage = Some(coverage.clone());
+        text
+    }
+
+    fn drop(&mut self, drop: &Drop) -> String {
+        if let (Some(inode), Some(name)) = (drop.netns, &drop.netns_name) {
+            self.netns_names.insert(inode, name.clone());
+        }
+        let mut text = String::new();
+        let time = words::clock(&drop.time);
+        let _ = write!(
+            text,
+            "{time} {} {} {}",
+            self.paint.paint(CAUSE, &drop.cause),
+            self.paint.paint(verdict_style(drop.verdict), drop.verdict.name()),
+            words::packet(drop)
+        );
+        let place = words::place(drop);
+        if !place.is_empty() {
+            let _ = write!(text, " {place}");
+        }
+        if let Some(owner) = &drop.owner {
+            let _ = write!(text, " {}", words::owner(owner));
+        }
+        if drop.packets > 1 {
+            let _ = write!(
+                text,
+                " ×{} (with {} more of its kind)",
+                drop.packets,
+                drop.packets - 1
+            );
+        }
+        text.push('\n');
+        self.below(&mut text, drop, time);
+        text
+    }
+
+    /// Evidence and remedy, indented.
+    fn below(&mut self, text: &mut String, drop: &Drop, time: &str) {
+        let mut line = |name: &str, content: &str| {
+            let name = self.paint.paint(FAINT, &format!("{name:<9}"));
+            let _ = writeln!(text, "    {name} {content}");
+        };
+        let first_at = self.told.get(&drop.cause).cloned();
+        if first_at.is_none() {
+            line("why", &drop.title);
+        }
+        let evidence = words::pairs(&drop.evidence);
+        if !evidence.is_empty() {
+            line("evidence", &evidence);
+        }
+        if let Some(died_as) = &drop.died_as {
+            line("died as", died_as);
+        }
+        if first_at.is_none() {
+            if let Some(counter) = &drop.counter {
+                line("counter", counter);
+            }
+            for (field, reason) in &drop.missing {
+                line("missing", &format!("{field}: {reason}"));
+            }
+        }
+        match first_at {
+            None => {
+                for remedy in &drop.remedy {
+                    line("remedy", &remedy.action);
+                    if let Some(command) = &remedy.command {
+                        line("", &format!("$ {command}"));
+                    }
+                    line("", &remedy.effect);
+                }
+                self.told.insert(drop.cause.clone(), time.to_owned());
+            }
+            Some(first) if !drop.remedy.is_empty() => {
+                line(
+                    "remedy",
+                    &format!("in full at {first}; {}", drop.remedy[0].action),
+                );
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+impl<W: Write + Send> Sink for Text<W> {
+    fn record(&mut self, record: &Record, _: Option<Origin<'_>>) -> io::Result<()> {
+        let text = match record {
+            Record::Coverage(coverage) => self.coverage(coverage),
+            Record::Drop(drop) => self.drop(drop),
+            Record::Counts(counts) if counts.lost_events > self.lost_told => {
+                let more = counts.lost_events - self.lost_told;
+                self.lost_told = counts.lost_events;
+                format!(
+                    "{} not shown one by one, but counted: they came faster than full events could follow\n",
+                    words::count(more, "drop")
+                )
+            }
+            Record::Counts(_) => String::new(),
+            Record::Summary(end) => summary::text(end, self.coverage.as_ref(), &self.netns_names),
+        };
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::samples;
+
+    fn render(records: &[Record], paint: Paint) -> String {
+        let mut out = Vec::new();
+        let mut sink = Text::new(&mut out, paint);
+        for record in records {
+            sink.record(record, None).unwrap();
+        }
+        sink.finish().unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_run_reads_well() {
+        let mut records = samples::records();
+        let mut again = samples::accept_queue();
+        again.time = "2026-01-02T03:04:06.000000000Z".into();
+        again.sport = Some(40001);
+        records.insert(3, Record::Drop(Box::new(again)));
+        insta::assert_snapshot!(render(&records, Paint::Plain));
+    }
+
+    #[test]
+    fn no_escape_sequence_without_a_terminal() {
+        assert!(!render(&samples::records(), Paint::Plain).contains('\x1b'));
+        assert!(render(&samples::records(), Paint::Colour).contains('\x1b'));
+    }
+
+    #[test]
+    fn a_gap_is_told_once() {
+        let coverage = Record::Coverage(samples::coverage());
+        let text = render(&[coverage.clone(), coverage], Paint::Plain);
+        assert_eq!(text.matches("gap: conntrack-table-full").count(), 1);
+        assert!(text.contains("hooks changed"));
+    }
+}

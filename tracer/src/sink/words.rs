@@ -1,0 +1,187 @@
+//! How the parts of a record read in text, alike in every sink.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::diagnose::{Coverage, Direction, Drop, Evidence, HookState, Owner};
+
+/// Clock time of an RFC 3339 time, to the millisecond.
+pub(crate) fn clock(time: &str) -> &str {
+    time.get(11..23).unwrap_or(time)
+}
+
+/// `10.0.0.1:40000 → 10.0.0.2:80 tcp S 60 B`, as far as known.
+pub(crate) fn packet(drop: &Drop) -> String {
+    let mut text = endpoints(drop);
+    if let Some(protocol) = &drop.protocol {
+        let _ = write!(text, " {protocol}");
+    }
+    if let Some(flags) = &drop.flags {
+        let _ = write!(text, " {flags}");
+    }
+    let _ = write!(text, " {} B", drop.length);
+    text
+}
+
+/// `10.0.0.1:40000 → 10.0.0.2:80`, as far as known.
+pub(crate) fn endpoints(drop: &Drop) -> String {
+    let end = |address: Option<std::net::IpAddr>, port: Option<u16>| match (address, port) {
+        (Some(address), Some(port)) => std::net::SocketAddr::new(address, port).to_string(),
+        (Some(address), None) => address.to_string(),
+        (None, _) => "?".to_owned(),
+    };
+    if drop.src.is_none() && drop.dst.is_none() {
+        return "packet without IP header".to_owned();
+    }
+    format!("{} → {}", end(drop.src, drop.sport), end(drop.dst, drop.dport))
+}
+
+/// `in eth0, netns web`, as far as known; may be empty.
+pub(crate) fn place(drop: &Drop) -> String {
+    let direction = drop.direction.map(|direction| match direction {
+        Direction::In => "in",
+        Direction::Out => "out",
+        Direction::Forward => "forward",
+    });
+    let mut text = direction.unwrap_or_default().to_owned();
+    if let Some(interface) = &drop.interface {
+        let _ = write!(text, "{}{interface}", if text.is_empty() { "" } else { " " });
+    }
+    if let Some(netns) = netns(drop.netns, drop.netns_name.as_deref()) {
+        let _ = write!(text, "{}netns {netns}", if text.is_empty() { "" } else { ", " });
+    }
+    text
+}
+
+/// The name of a netns, else its inode.
+pub(crate) fn netns(inode: Option<u32>, name: Option<&str>) -> Option<String> {
+    name.map(ToOwned::to_owned)
+        .or_else(|| inode.filter(|inode| *inode != 0).map(|inode| inode.to_string()))
+}
+
+/// `nginx[1234]`.
+pub(crate) fn owner(owner: &Owner) -> String {
+    format!("{}[{}]", owner.comm, owner.pid)
+}
+
+/// One value of evidence.
+pub(crate) fn value(value: &Value) -> String {
+    match value {
+        Value::Null => "not known".to_owned(),
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        Value::Array(items) if items.is_empty() => "none".to_owned(),
+        Value::Array(items) => items.iter().map(self::value).collect::<Vec<_>>().join(", "),
+        Value::Object(fields) => format!("{{{}}}", pairs(fields)),
+    }
+}
+
+/// `name=value` of all that is known.
+pub(crate) fn pairs(evidence: &Evidence) -> String {
+    known(evidence)
+        .map(|(name, value)| format!("{name}={}", self::value(value)))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The values that are known.
+pub(crate) fn known(evidence: &Evidence) -> impl Iterator<Item = (&String, &Value)> {
+    evidence.iter().filter(|(_, value)| !value.is_null())
+}
+
+/// `coverage 17/19 hooks, 2 gaps`.
+pub(crate) fn coverage(coverage: &Coverage) -> String {
+    let (attached, wanted) = hooks(coverage);
+    let gaps = match coverage.gaps.len() {
+        0 => "no gaps".to_owned(),
+        1 => "1 gap".to_owned(),
+        count => format!("{count} gaps"),
+    };
+    format!("coverage {attached}/{wanted} hooks, {gaps}")
+}
+
+/// Hooks that are attached, and those that are wanted on this kernel.
+fn hooks(coverage: &Coverage) -> (usize, usize) {
+    let attached = coverage.hooks.iter().filter(|hook| is_attached(hook)).count();
+    let unneeded = coverage
+        .hooks
+        .iter()
+        .filter(|hook| hook.state == "not needed")
+        .count();
+    (attached, coverage.hooks.len() - unneeded)
+}
+
+/// Whether the hook sees packets now.
+pub(crate) fn is_attached(hook: &HookState) -> bool {
+    hook.state == "attached"
+}
+
+/// The scope in words.
+pub(crate) fn scope(coverage: &Coverage) -> String {
+    let scope = &coverage.scope;
+    let mut parts: Vec<String> = scope.netns.iter().map(|netns| format!("netns {netns}")).collect();
+    parts.extend(scope.addresses.iter().map(|address| format!("address {address}")));
+    parts.extend(scope.port.map(|port| format!("port {port}")));
+    parts.extend(scope.protocol.clone());
+    parts.extend(scope.causes.iter().map(|cause| format!("cause {cause}")));
+    if parts.is_empty() {
+        "the whole host".to_owned()
+    } else {
+        parts.join(", ")
+    }
+}
+
+/// `1 packet`, `2 packets`.
+pub(crate) fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// `1h02m03s`, `2m03s`, `3s`.
+pub(crate) fn elapsed(seconds: u64) -> String {
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (hours, minutes, seconds) => format!("{hours}h{minutes:02}m{seconds:02}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_read_as_words() {
+        for (given, text) in [
+            (json!(null), "not known"),
+            (json!(true), "yes"),
+            (json!("syn"), "syn"),
+            (json!(128), "128"),
+            (json!([]), "none"),
+            (json!([1, 2]), "1, 2"),
+            (
+                json!({"src": "10.0.0.1:1", "dst": null, "port": 2}),
+                "{src=10.0.0.1:1 port=2}",
+            ),
+        ] {
+            assert_eq!(value(&given), text);
+        }
+    }
+
+    #[test]
+    fn elapsed_time_is_short() {
+        assert_eq!(elapsed(3), "3s");
+        assert_eq!(elapsed(123), "2m03s");
+        assert_eq!(elapsed(3723), "1h02m03s");
+    }
+
+    #[test]
+    fn a_broken_time_is_shown_as_it_is() {
+        assert_eq!(clock("2026-01-02T03:04:05.123456789Z"), "03:04:05.123");
+        assert_eq!(clock("?"), "?");
+    }
+}

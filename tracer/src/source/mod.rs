@@ -1,0 +1,3 @@
+//! Where records come from.
+
+pub mod file;
