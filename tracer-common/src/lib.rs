@@ -9,6 +9,8 @@
 mod counts;
 mod event;
 mod layout;
+#[cfg(feature = "user")]
+mod pod;
 mod scope;
 mod sets;
 

@@ -21,7 +21,9 @@ const WINNER: usize = 0;
 /// `nf_ct_resolve_clash(skb, h, reply_hash)`: another entry already owns a tuple of this packet's entry.
 #[inline(always)]
 pub(crate) fn resolve_clash_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::ResolveClash) else { return };
+    let Some(call) = scratch::slot(Function::ResolveClash) else {
+        return;
+    };
     call.skb = ctx.argument(0);
     call.values[WINNER] = ctx.argument(1);
 }
@@ -29,7 +31,9 @@ pub(crate) fn resolve_clash_entry(ctx: &impl Entry) {
 /// Its end: NF_DROP (0), or NF_ACCEPT when the clash was resolved without loss. The bucket lock is still held.
 #[inline(always)]
 pub(crate) fn resolve_clash_exit(ctx: &impl Exit) {
-    let Some(call) = scratch::take(Function::ResolveClash) else { return };
+    let Some(call) = scratch::take(Function::ResolveClash) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     let loser = member::<u64>(skb, layout!(skb_nfct)) & !7;
@@ -40,24 +44,60 @@ pub(crate) fn resolve_clash_exit(ctx: &impl Exit) {
     }
     let winner = entry_of(call.values[WINNER]);
     let status: u64 = member(winner, layout!(ct_status));
-    let bits = if status & ct_status::ASSURED != 0 { bits::WINNER_ASSURED } else { 0 };
+    let bits = if status & ct_status::ASSURED != 0 {
+        bits::WINNER_ASSURED
+    } else {
+        0
+    };
     hint::leave(skb, Site::ConntrackClash, netns, bits, 0, |fields| {
-        push_tuple(fields, loser, 0, [
-            FieldId::LoserOrigSrcHi, FieldId::LoserOrigSrcLo, FieldId::LoserOrigDstHi, FieldId::LoserOrigDstLo,
-            FieldId::LoserOrigPorts,
-        ]);
-        push_tuple(fields, loser, 1, [
-            FieldId::LoserReplySrcHi, FieldId::LoserReplySrcLo, FieldId::LoserReplyDstHi, FieldId::LoserReplyDstLo,
-            FieldId::LoserReplyPorts,
-        ]);
-        push_tuple(fields, winner, 0, [
-            FieldId::WinnerOrigSrcHi, FieldId::WinnerOrigSrcLo, FieldId::WinnerOrigDstHi, FieldId::WinnerOrigDstLo,
-            FieldId::WinnerOrigPorts,
-        ]);
-        push_tuple(fields, winner, 1, [
-            FieldId::WinnerReplySrcHi, FieldId::WinnerReplySrcLo, FieldId::WinnerReplyDstHi,
-            FieldId::WinnerReplyDstLo, FieldId::WinnerReplyPorts,
-        ]);
+        push_tuple(
+            fields,
+            loser,
+            0,
+            [
+                FieldId::LoserOrigSrcHi,
+                FieldId::LoserOrigSrcLo,
+                FieldId::LoserOrigDstHi,
+                FieldId::LoserOrigDstLo,
+                FieldId::LoserOrigPorts,
+            ],
+        );
+        push_tuple(
+            fields,
+            loser,
+            1,
+            [
+                FieldId::LoserReplySrcHi,
+                FieldId::LoserReplySrcLo,
+                FieldId::LoserReplyDstHi,
+                FieldId::LoserReplyDstLo,
+                FieldId::LoserReplyPorts,
+            ],
+        );
+        push_tuple(
+            fields,
+            winner,
+            0,
+            [
+                FieldId::WinnerOrigSrcHi,
+                FieldId::WinnerOrigSrcLo,
+                FieldId::WinnerOrigDstHi,
+                FieldId::WinnerOrigDstLo,
+                FieldId::WinnerOrigPorts,
+            ],
+        );
+        push_tuple(
+            fields,
+            winner,
+            1,
+            [
+                FieldId::WinnerReplySrcHi,
+                FieldId::WinnerReplySrcLo,
+                FieldId::WinnerReplyDstHi,
+                FieldId::WinnerReplyDstLo,
+                FieldId::WinnerReplyPorts,
+            ],
+        );
         fields.push(FieldId::WinnerStatus, status);
         // SAFETY: no preconditions.
         let now = unsafe { bpf_jiffies64() } as u32;
@@ -65,7 +105,10 @@ pub(crate) fn resolve_clash_exit(ctx: &impl Exit) {
         fields.push(FieldId::WinnerTimeout, u64::from(left));
         let tuple = winner + offset(layout!(ct_tuplehash)) + offset(layout!(tuplehash_tuple));
         if member::<u8>(tuple, layout!(tuple_protonum)) == TCP {
-            fields.push(FieldId::WinnerTcpState, u64::from(member::<u8>(winner, layout!(ct_tcp_state))));
+            fields.push(
+                FieldId::WinnerTcpState,
+                u64::from(member::<u8>(winner, layout!(ct_tcp_state))),
+            );
         }
     });
 }
@@ -97,7 +140,9 @@ fn push_tuple(fields: &mut Fields<'_>, entry: u64, direction: u64, ids: [FieldId
 /// `early_drop(net, hash)`: the table is full, and an entry is looked for that may be evicted.
 #[inline(always)]
 pub(crate) fn early_drop_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::EarlyDrop) else { return };
+    let Some(call) = scratch::slot(Function::EarlyDrop) else {
+        return;
+    };
     call.net = ctx.argument(0);
     call.skb = call.net;
 }
@@ -105,9 +150,16 @@ pub(crate) fn early_drop_entry(ctx: &impl Entry) {
 /// Its end: none was found, and the packet is dropped soon, on this CPU; it has no conntrack entry.
 #[inline(always)]
 pub(crate) fn early_drop_exit(ctx: &impl Exit) {
-    let Some(call) = scratch::take(Function::EarlyDrop) else { return };
+    let Some(call) = scratch::take(Function::EarlyDrop) else {
+        return;
+    };
     call.skb = 0;
     if ctx.returned(0) as u8 == 0 {
-        hint::mark(Site::ConntrackTableFull, &Tuple::default(), kernel::inode_of_net(call.net), |_| {});
+        hint::mark(
+            Site::ConntrackTableFull,
+            &Tuple::default(),
+            kernel::inode_of_net(call.net),
+            |_| {},
+        );
     }
 }

@@ -9,7 +9,7 @@ use aya_ebpf::{
     },
 };
 use droptrace_common::{
-    CountKey, CountValue, EventHeader, Field, FieldId, FIELDS_MAX, PACKET_MAX, Site, Tally, bits,
+    CountKey, CountValue, EventHeader, FIELDS_MAX, Field, FieldId, PACKET_MAX, Site, Tally, bits,
 };
 
 use crate::{
@@ -73,7 +73,11 @@ impl<'a> Fields<'a> {
     #[inline(always)]
     pub(crate) fn push(&mut self, id: FieldId, value: u64) {
         if let Some(field) = self.fields.get_mut(self.len) {
-            *field = Field { id: id as u32, pad: 0, value };
+            *field = Field {
+                id: id as u32,
+                pad: 0,
+                value,
+            };
             self.len += 1;
         }
     }
@@ -144,7 +148,11 @@ pub(crate) fn tally(which: Tally) {
 pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> (Tuple, u32) {
     let ethertype = packet::ethertype(skb);
     let Extent { network, linear, len } = packet::extent(skb);
-    let mut packet_len = if linear > PACKET_MAX as u32 { PACKET_MAX as u32 } else { linear };
+    let mut packet_len = if linear > PACKET_MAX as u32 {
+        PACKET_MAX as u32
+    } else {
+        linear
+    };
     if packet_len > len {
         packet_len = len;
     }
@@ -229,7 +237,11 @@ fn counted(key: &CountKey, now: u64) -> Option<&'static mut CountValue> {
         // SAFETY: this CPU's value.
         return Some(unsafe { &mut *value });
     }
-    let fresh = CountValue { tokens: BUCKET_NS, filled_ns: now, ..CountValue::default() };
+    let fresh = CountValue {
+        tokens: BUCKET_NS,
+        filled_ns: now,
+        ..CountValue::default()
+    };
     // Another CPU may have made the key meanwhile: then its value for this CPU is zero, and the bucket fills.
     let _ = COUNTS.insert(key, fresh, u64::from(BPF_NOEXIST));
     // SAFETY: this CPU's value.
@@ -294,7 +306,14 @@ pub(crate) fn finish(
         return;
     }
     let bits = found | packet::memberships(tuple, netns);
-    let drop = Drop { site, netns, ifindex: buffer.header.iif, reason: 0, location: 0, bits };
+    let drop = Drop {
+        site,
+        netns,
+        ifindex: buffer.header.iif,
+        reason: 0,
+        location: 0,
+        bits,
+    };
     if count(buffer, &drop, 0) {
         let fields = {
             let mut fields = Fields::new(&mut buffer.fields);
@@ -308,7 +327,14 @@ pub(crate) fn finish(
 /// Counts something that is no drop of a packet, without an event.
 #[inline(always)]
 pub(crate) fn count_only(site: Site, netns: u32) {
-    let key = CountKey { location: 0, netns, reason: 0, bits: 0, site: site as u16, pad: 0 };
+    let key = CountKey {
+        location: 0,
+        netns,
+        reason: 0,
+        bits: 0,
+        site: site as u16,
+        pad: 0,
+    };
     if let Some(value) = counted(&key, 0) {
         value.packets += 1;
     } else {

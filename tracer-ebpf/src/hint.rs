@@ -42,7 +42,14 @@ pub(crate) struct Mark {
 
 /// Leaves a hint for the free of this packet. `fill` adds its fields.
 #[inline(always)]
-pub(crate) fn leave(skb: u64, site: Site, netns: u32, bits: u32, before: u64, fill: impl FnOnce(&mut Fields<'_>)) {
+pub(crate) fn leave(
+    skb: u64,
+    site: Site,
+    netns: u32,
+    bits: u32,
+    before: u64,
+    fill: impl FnOnce(&mut Fields<'_>),
+) {
     let Some(buffer) = emit::acquire() else { return };
     let count = {
         let mut fields = Fields::new(&mut buffer.fields);

@@ -69,7 +69,9 @@ pub(crate) fn expire_now_entry(ctx: &impl Entry) {
     {
         candidate.skb = 0;
     }
-    hint::mark(Site::IpvsExpired, &tuple, 0, |fields| push_entry(fields, layout, entry, &tuple));
+    hint::mark(Site::IpvsExpired, &tuple, 0, |fields| {
+        push_entry(fields, layout, entry, &tuple)
+    });
 }
 
 /// Entry function of IPVS, `ip_vs_in_hook(priv, skb, state)` (6.1 and later) or `ip_vs_in(ipvs, hooknum, skb, af)` (5.10).
@@ -97,7 +99,9 @@ pub(crate) fn conn_in_get_exit(ctx: &impl Exit) {
     if entry == 0 {
         return;
     }
-    let Some(call) = scratch::take(Function::IpvsIn) else { return };
+    let Some(call) = scratch::take(Function::IpvsIn) else {
+        return;
+    };
     let Some(layout) = kernel::ipvs() else { return };
     let dest: u64 = member(entry, ipvs_layout!(layout, ipvs_conn_dest));
     let removed = dest == 0
@@ -152,7 +156,9 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
 /// End of the entry function.
 #[inline(always)]
 pub(crate) fn in_exit(ctx: &impl Exit) {
-    let Some(call) = scratch::take(Function::IpvsIn) else { return };
+    let Some(call) = scratch::take(Function::IpvsIn) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     let Some(candidate) = candidate() else { return };
@@ -162,7 +168,11 @@ pub(crate) fn in_exit(ctx: &impl Exit) {
     candidate.skb = 0;
     let syn = candidate.bits & bits::SYN != 0;
     if ctx.returned(0) as u32 & 0xff == NF_DROP {
-        let site = if syn { Site::IpvsReuseDropped } else { Site::IpvsDestinationGone };
+        let site = if syn {
+            Site::IpvsReuseDropped
+        } else {
+            Site::IpvsDestinationGone
+        };
         if !hint::waits(skb) {
             hint::leave(skb, site, 0, 0, 0, |fields| copy(fields, candidate));
         }
@@ -180,16 +190,29 @@ fn misdelivered(candidate: &Candidate) {
     let Some(buffer) = emit::acquire() else { return };
     buffer.header = candidate.header;
     buffer.packet = candidate.packet;
-    emit::finish(buffer, &candidate.tuple, Site::IpvsReuseMisdelivered, candidate.header.netns, candidate.bits, |fields| {
-        copy(fields, candidate);
-    });
+    emit::finish(
+        buffer,
+        &candidate.tuple,
+        Site::IpvsReuseMisdelivered,
+        candidate.header.netns,
+        candidate.bits,
+        |fields| {
+            copy(fields, candidate);
+        },
+    );
     emit::release();
 }
 
 /// Whether a packet that IPVS handled was reported as misdelivered when IPVS sent it.
 #[inline(always)]
 pub(crate) fn died(tuple: &Tuple, now: u64) -> bool {
-    let flow = Flow { src: tuple.src, dst: tuple.dst, sport: tuple.sport, dport: tuple.dport, pad: 0 };
+    let flow = Flow {
+        src: tuple.src,
+        dst: tuple.dst,
+        sport: tuple.sport,
+        dport: tuple.dport,
+        pad: 0,
+    };
     // SAFETY: the value is copied at once.
     unsafe { MISDELIVERED.get(flow) }.is_some_and(|sent| now.wrapping_sub(*sent) < DIED_WITHIN_NS)
 }
@@ -197,7 +220,9 @@ pub(crate) fn died(tuple: &Tuple, now: u64) -> bool {
 #[inline(always)]
 fn candidate() -> Option<&'static mut Candidate> {
     // SAFETY: this CPU's slot.
-    CANDIDATES.get_ptr_mut(0).map(|candidate| unsafe { &mut *candidate })
+    CANDIDATES
+        .get_ptr_mut(0)
+        .map(|candidate| unsafe { &mut *candidate })
 }
 
 #[inline(always)]
@@ -239,8 +264,14 @@ fn push_entry(fields: &mut Fields<'_>, layout: &IpvsLayout, entry: u64, tuple: &
     fields.push_address(FieldId::IpvsServerHi, FieldId::IpvsServerLo, &server);
     let port = u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_dport)));
     fields.push(FieldId::IpvsServerPort, u64::from(port));
-    fields.push(FieldId::IpvsState, u64::from(member::<u16>(entry, ipvs_layout!(layout, ipvs_conn_state))));
-    fields.push(FieldId::IpvsFlags, u64::from(member::<u32>(entry, ipvs_layout!(layout, ipvs_conn_flags))));
+    fields.push(
+        FieldId::IpvsState,
+        u64::from(member::<u16>(entry, ipvs_layout!(layout, ipvs_conn_state))),
+    );
+    fields.push(
+        FieldId::IpvsFlags,
+        u64::from(member::<u32>(entry, ipvs_layout!(layout, ipvs_conn_flags))),
+    );
     let dest: u64 = member(entry, ipvs_layout!(layout, ipvs_conn_dest));
     let available = dest != 0
         && kernel::number(dest, ipvs_layout!(layout, ipvs_dest_flags)).unwrap_or(0) as u32 & AVAILABLE != 0;

@@ -67,7 +67,11 @@ pub(crate) fn read_bytes(address: u64, into: &mut [u8]) -> bool {
 /// Reads a member of a fixed type; zero if the kernel does not have it.
 #[inline(always)]
 pub(crate) fn member<T: Copy + Default>(base: u64, entry: u32) -> T {
-    if has(entry) { read(base + offset(entry)) } else { T::default() }
+    if has(entry) {
+        read(base + offset(entry))
+    } else {
+        T::default()
+    }
 }
 
 /// Reads an unsigned member of whatever size the kernel gives it.
@@ -126,9 +130,16 @@ pub(crate) fn inode_of_net(net: u64) -> u32 {
 fn per_cpu_base() -> u64 {
     // SAFETY: a plain number in read-only data; the helper has no preconditions.
     let (table, cpu) = unsafe {
-        (read_volatile(&raw const PER_CPU_OFFSET), aya_ebpf::helpers::bpf_get_smp_processor_id())
+        (
+            read_volatile(&raw const PER_CPU_OFFSET),
+            aya_ebpf::helpers::bpf_get_smp_processor_id(),
+        )
     };
-    if table == 0 { 0 } else { read(table + u64::from(cpu) * 8) }
+    if table == 0 {
+        0
+    } else {
+        read(table + u64::from(cpu) * 8)
+    }
 }
 
 /// This CPU's value of a counter of the netns (`struct linux_mib`, `struct ipstats_mib`: an array
@@ -147,7 +158,11 @@ pub(crate) fn counter(net: u64, table: u32, index: u32) -> u64 {
 /// A counter of `TcpExt`/`IpExt` (`struct linux_mib`).
 macro_rules! tcp_ext {
     ($net:expr, $index:ident) => {
-        $crate::kernel::counter($net, $crate::kernel::layout!(net_statistics), $crate::kernel::layout!($index))
+        $crate::kernel::counter(
+            $net,
+            $crate::kernel::layout!(net_statistics),
+            $crate::kernel::layout!($index),
+        )
     };
 }
 pub(crate) use tcp_ext;

@@ -43,7 +43,9 @@ fn no_routes_v6(net: u64) -> u64 {
 /// `tcp_conn_request(rsk_ops, af_ops, sk, skb)`, net/ipv4/tcp_input.c: a SYN reached a listener.
 #[inline(always)]
 pub(crate) fn conn_request_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::ConnRequest) else { return };
+    let Some(call) = scratch::slot(Function::ConnRequest) else {
+        return;
+    };
     let sk = ctx.argument(layout!(arg_conn_request_sk));
     call.skb = ctx.argument(layout!(arg_conn_request_skb));
     call.sk = sk;
@@ -74,7 +76,9 @@ pub(crate) fn peer_is_proven_exit(ctx: &impl Exit) {
 /// End of `tcp_conn_request`: it always returns 0, and its caller frees the SYN as consumed.
 #[inline(always)]
 pub(crate) fn conn_request_exit() {
-    let Some(call) = scratch::take(Function::ConnRequest) else { return };
+    let Some(call) = scratch::take(Function::ConnRequest) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     let net = call.net;
@@ -135,14 +139,22 @@ fn not_unicast(sk: u64, skb: u64) {
     let net = net_of_sock(sk);
     emit::direct(skb, Site::SynNotUnicast, kernel::inode_of_net(net), 0, |fields| {
         let length = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
-        push_listener(fields, sk, net, length, u64::from(member::<u32>(sk, layout!(icsk_queue_length))));
+        push_listener(
+            fields,
+            sk,
+            net,
+            length,
+            u64::from(member::<u32>(sk, layout!(icsk_queue_length))),
+        );
     });
 }
 
 /// `tcp_v4_syn_recv_sock(sk, skb, req, …)` and its IPv6 twin: a handshake is complete.
 #[inline(always)]
 pub(crate) fn syn_recv_sock_entry(ctx: &impl Entry, function: Function) {
-    let Some(call) = scratch::slot(function) else { return };
+    let Some(call) = scratch::slot(function) else {
+        return;
+    };
     let sk = ctx.argument(layout!(arg_syn_recv_sk));
     let net = net_of_sock(sk);
     call.skb = ctx.argument(layout!(arg_syn_recv_skb));
@@ -157,7 +169,9 @@ pub(crate) fn syn_recv_sock_entry(ctx: &impl Entry, function: Function) {
 /// End of `tcp_v4/v6_syn_recv_sock`: a refusal counts ListenDrops, and the last ACK is freed soon.
 #[inline(always)]
 pub(crate) fn syn_recv_sock_exit(function: Function) {
-    let Some(call) = scratch::take(function) else { return };
+    let Some(call) = scratch::take(function) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     let net = call.net;
@@ -189,7 +203,9 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
 /// ListenDrops, yet no packet is lost.
 #[inline(always)]
 pub(crate) fn request_error_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::RequestError) else { return };
+    let Some(call) = scratch::slot(Function::RequestError) else {
+        return;
+    };
     let sk = ctx.argument(layout!(arg_req_err_sk));
     call.skb = sk;
     call.net = net_of_sock(sk);
@@ -199,7 +215,9 @@ pub(crate) fn request_error_entry(ctx: &impl Entry) {
 /// End of `tcp_req_err`.
 #[inline(always)]
 pub(crate) fn request_error_exit() {
-    let Some(call) = scratch::take(Function::RequestError) else { return };
+    let Some(call) = scratch::take(Function::RequestError) else {
+        return;
+    };
     call.skb = 0;
     if tcp_ext!(call.net, mib_listen_drops) != call.values[DROPS] {
         emit::count_only(Site::RequestKilledByIcmp, kernel::inode_of_net(call.net));
@@ -210,13 +228,25 @@ pub(crate) fn request_error_exit() {
 #[inline(always)]
 fn push_listener(fields: &mut Fields<'_>, sk: u64, net: u64, accept_queue: u64, syn_queue: u64) {
     fields.push(FieldId::AcceptQueueLength, accept_queue);
-    fields.push_some(FieldId::AcceptQueueLimit, number(sk, layout!(sock_max_ack_backlog)));
+    fields.push_some(
+        FieldId::AcceptQueueLimit,
+        number(sk, layout!(sock_max_ack_backlog)),
+    );
     fields.push(FieldId::SynQueueLength, syn_queue);
     fields.push_some(FieldId::TcpSyncookies, number(net, layout!(net_syncookies)));
-    fields.push_some(FieldId::TcpAbortOnOverflow, number(net, layout!(net_abort_on_overflow)));
-    fields.push_some(FieldId::TcpMaxSynBacklog, number(net, layout!(net_max_syn_backlog)));
+    fields.push_some(
+        FieldId::TcpAbortOnOverflow,
+        number(net, layout!(net_abort_on_overflow)),
+    );
+    fields.push_some(
+        FieldId::TcpMaxSynBacklog,
+        number(net, layout!(net_max_syn_backlog)),
+    );
     fields.push_some(FieldId::Somaxconn, number(net, layout!(net_somaxconn)));
-    fields.push(FieldId::ListenerPort, u64::from(member::<u16>(sk, layout!(sock_num))));
+    fields.push(
+        FieldId::ListenerPort,
+        u64::from(member::<u16>(sk, layout!(sock_num))),
+    );
     let address = listening_address(sk);
     fields.push_address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo, &address);
     fields.push_some(FieldId::ListenerInode, skb_drop::socket_inode(sk));

@@ -6,7 +6,10 @@
 #![no_main]
 #![allow(missing_docs, reason = "a program is documented where its work is done")]
 #![allow(unreachable_pub, reason = "programs and globals are found by their symbol")]
-#![allow(clippy::inline_always, reason = "BPF functions take at most five arguments, and the stack has 512 bytes")]
+#![allow(
+    clippy::inline_always,
+    reason = "BPF functions take at most five arguments, and the stack has 512 bytes"
+)]
 
 mod args;
 mod conntrack;

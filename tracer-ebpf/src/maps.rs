@@ -11,7 +11,7 @@ use droptrace_common::{
 use crate::{
     emit::EventBuffer,
     hint::{Hint, Mark},
-    ipvs::{Flow, Candidate},
+    ipvs::{Candidate, Flow},
     scratch::Scratch,
 };
 

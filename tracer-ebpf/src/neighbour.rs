@@ -20,6 +20,9 @@ pub(crate) fn error_report_entry(ctx: &impl Entry, v6: bool) {
     hint::leave(skb, Site::NeighbourFailed, netns, 0, 0, |fields| {
         let address = packet::address_at(neighbour + offset(layout!(neigh_primary_key)), v6);
         fields.push_address(FieldId::NeighbourHi, FieldId::NeighbourLo, &address);
-        fields.push(FieldId::NeighbourIfindex, u64::from(member::<u32>(device, layout!(dev_ifindex))));
+        fields.push(
+            FieldId::NeighbourIfindex,
+            u64::from(member::<u32>(device, layout!(dev_ifindex))),
+        );
     });
 }

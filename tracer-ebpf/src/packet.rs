@@ -57,13 +57,19 @@ pub(crate) fn extent(skb: u64) -> Extent {
     let network = head + u64::from(member::<u16>(skb, layout!(skb_network_header)));
     let len: u32 = member(skb, layout!(skb_len));
     let linear = (head + u64::from(tail)).saturating_sub(network) as u32;
-    Extent { network, linear, len: len.wrapping_add(data.wrapping_sub(network) as u32) }
+    Extent {
+        network,
+        linear,
+        len: len.wrapping_add(data.wrapping_sub(network) as u32),
+    }
 }
 
 /// `::ffff:a.b.c.d`.
 #[inline(always)]
 pub(crate) const fn mapped(v4: [u8; 4]) -> Address {
-    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, v4[0], v4[1], v4[2], v4[3]]
+    [
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, v4[0], v4[1], v4[2], v4[3],
+    ]
 }
 
 /// The halves of an address as numbers, as [`droptrace_common::FieldId`] wants them.
@@ -110,7 +116,15 @@ pub(crate) fn parse(bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> (Tupl
         }
         at = Ipv6Hdr::LEN;
     } else {
-        return (tuple, found | if ethertype == 0 { bits::NO_PROTOCOL } else { bits::NOT_IP });
+        return (
+            tuple,
+            found
+                | if ethertype == 0 {
+                    bits::NO_PROTOCOL
+                } else {
+                    bits::NOT_IP
+                },
+        );
     }
     found |= transport(&mut tuple, bytes, at, len);
     (tuple, found)
@@ -183,8 +197,13 @@ pub(crate) fn memberships(tuple: &Tuple, netns: u32) -> u32 {
     }
     if destination & address_flags::IPVS != 0 {
         found |= bits::DESTINATION_IPVS;
-        let key =
-            ServiceKey { netns, port: tuple.dport, protocol: tuple.protocol, pad: 0, address: tuple.dst };
+        let key = ServiceKey {
+            netns,
+            port: tuple.dport,
+            protocol: tuple.protocol,
+            pad: 0,
+            address: tuple.dst,
+        };
         // SAFETY: the value is not read.
         if unsafe { SERVICES.get(key) }.is_some() {
             found |= bits::SERVICE_IPVS;
@@ -253,5 +272,9 @@ pub(crate) fn netns_of(rx_sk: u64, sk: u64, device: u64, refdst: u64, ct: u64) -
             return inode;
         }
     }
-    if ct != 0 { kernel::inode_of_net(member(ct, layout!(ct_net))) } else { 0 }
+    if ct != 0 {
+        kernel::inode_of_net(member(ct, layout!(ct_net)))
+    } else {
+        0
+    }
 }

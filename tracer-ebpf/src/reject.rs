@@ -25,7 +25,10 @@ pub(crate) fn send_reset_entry(ctx: &impl Entry) {
 /// `__icmp_send(skb_in, type, code, …)`, net/ipv4/icmp.c. Hooked only where the kernel has no drop reasons.
 #[inline(always)]
 pub(crate) fn icmp_send_entry(ctx: &impl Entry) {
-    let kind = (ctx.argument(layout!(arg_icmp_send_type)) & 0xff, ctx.argument(layout!(arg_icmp_send_code)) & 0xff);
+    let kind = (
+        ctx.argument(layout!(arg_icmp_send_type)) & 0xff,
+        ctx.argument(layout!(arg_icmp_send_code)) & 0xff,
+    );
     if kind == ICMP_PORT_UNREACHABLE {
         port_unreachable(ctx.argument(layout!(arg_icmp_send_skb)));
     }
@@ -34,8 +37,10 @@ pub(crate) fn icmp_send_entry(ctx: &impl Entry) {
 /// `icmp6_send(skb, type, code, …)`, net/ipv6/icmp.c. Hooked only where the kernel has no drop reasons.
 #[inline(always)]
 pub(crate) fn icmp6_send_entry(ctx: &impl Entry) {
-    let kind =
-        (ctx.argument(layout!(arg_icmp6_send_type)) & 0xff, ctx.argument(layout!(arg_icmp6_send_code)) & 0xff);
+    let kind = (
+        ctx.argument(layout!(arg_icmp6_send_type)) & 0xff,
+        ctx.argument(layout!(arg_icmp6_send_code)) & 0xff,
+    );
     if kind == ICMPV6_PORT_UNREACHABLE {
         port_unreachable(ctx.argument(layout!(arg_icmp6_send_skb)));
     }
@@ -52,9 +57,14 @@ fn port_unreachable(skb: u64) {
 /// `nf_send_reset(net, [sk,] oldskb, hook)`, net/ipv4/netfilter/nf_reject_ipv4.c, and its IPv6 twin.
 #[inline(always)]
 pub(crate) fn nf_send_reset_entry(ctx: &impl Entry, v6: bool) {
-    let Some(layout) = crate::kernel::ipvs() else { return };
-    let index =
-        if v6 { ipvs_layout!(layout, arg_nf_send_reset6_skb) } else { ipvs_layout!(layout, arg_nf_send_reset_skb) };
+    let Some(layout) = crate::kernel::ipvs() else {
+        return;
+    };
+    let index = if v6 {
+        ipvs_layout!(layout, arg_nf_send_reset6_skb)
+    } else {
+        ipvs_layout!(layout, arg_nf_send_reset_skb)
+    };
     // The verifier cannot know the index: one branch for each form of the function.
     let skb = match index {
         1 => ctx.argument(1),

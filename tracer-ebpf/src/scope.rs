@@ -15,7 +15,12 @@ use crate::{
 /// Filled by user space before loading.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata")]
-static SCOPE: Scope = Scope { flags: SCOPE_ALL, port: 0, protocol: 0, pad: 0 };
+static SCOPE: Scope = Scope {
+    flags: SCOPE_ALL,
+    port: 0,
+    protocol: 0,
+    pad: 0,
+};
 
 /// Whether a drop of this packet in this netns is in scope.
 #[inline(always)]

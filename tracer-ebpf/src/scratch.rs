@@ -43,7 +43,9 @@ pub(crate) struct Scratch {
 #[inline(always)]
 pub(crate) fn slot(function: Function) -> Option<&'static mut Scratch> {
     // SAFETY: a per-CPU slot; a nested call on this CPU may overwrite it, which the exit notices by the skb.
-    SCRATCH.get_ptr_mut(function as u32).map(|slot| unsafe { &mut *slot })
+    SCRATCH
+        .get_ptr_mut(function as u32)
+        .map(|slot| unsafe { &mut *slot })
 }
 
 /// The slot, if a call is in progress; ends the call.

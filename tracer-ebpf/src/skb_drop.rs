@@ -26,7 +26,11 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     let arguments = layout!(kfree_skb_arguments);
     let has_reason = kernel::has(arguments) && arguments >= 3;
     let reason: u32 = if has_reason { ctx.arg::<u64>(2) as u32 } else { 0 };
-    let rx_sk: u64 = if kernel::has(arguments) && arguments >= 4 { ctx.arg(3) } else { 0 };
+    let rx_sk: u64 = if kernel::has(arguments) && arguments >= 4 {
+        ctx.arg(3)
+    } else {
+        0
+    };
     let Some(buffer) = emit::acquire() else { return };
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
@@ -45,7 +49,11 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
         Some(hint) => (Site::from_number(hint.site).unwrap_or(Site::Free), hint.netns),
         None => (Site::Free, 0),
     };
-    let netns = if hint_netns != 0 { hint_netns } else { packet::netns_of(rx_sk, sk, device, refdst, ct) };
+    let netns = if hint_netns != 0 {
+        hint_netns
+    } else {
+        packet::netns_of(rx_sk, sk, device, refdst, ct)
+    };
     if let Some(hint) = hint {
         found |= hint.bits;
         if site == Site::MartianSource && rp_filtered(hint.before, device) {
@@ -71,7 +79,14 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     if scope::admits(&tuple, netns) {
         found |= packet::memberships(&tuple, netns);
         let ifindex = device_index(device, buffer.header.iif);
-        let drop = Drop { site, netns, ifindex, reason, location, bits: found };
+        let drop = Drop {
+            site,
+            netns,
+            ifindex,
+            reason,
+            location,
+            bits: found,
+        };
         // A hint's site tells the cause: its count does not depend on the place of the free.
         let key_location = if hint.is_some() { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {

@@ -16,23 +16,33 @@ pub(crate) fn martian_entry(ctx: &impl Entry) {
     let skb = ctx.argument(layout!(arg_martian_skb));
     let net = net_of_device(device);
     let before = tcp_ext!(net, mib_rp_filter);
-    hint::leave(skb, Site::MartianSource, kernel::inode_of_net(net), 0, before, |fields| {
-        fields.push(FieldId::MartianIfindex, u64::from(member::<u32>(device, layout!(dev_ifindex))));
-        let all: u64 = member(net, layout!(net_devconf_all));
-        let rp_filter = layout!(devconf_rp_filter);
-        let accept_local = layout!(devconf_accept_local);
-        if all != 0 {
-            let data = all + offset(layout!(devconf_data));
-            fields.push_some(FieldId::RpFilterAll, setting(data, rp_filter));
-            fields.push_some(FieldId::AcceptLocalAll, setting(data, accept_local));
-        }
-        let in_device: u64 = member(device, layout!(dev_ip_ptr));
-        if in_device != 0 && has(layout!(in_device_cnf_data)) {
-            let data = in_device + offset(layout!(in_device_cnf_data));
-            fields.push_some(FieldId::RpFilterDevice, setting(data, rp_filter));
-            fields.push_some(FieldId::AcceptLocalDevice, setting(data, accept_local));
-        }
-    });
+    hint::leave(
+        skb,
+        Site::MartianSource,
+        kernel::inode_of_net(net),
+        0,
+        before,
+        |fields| {
+            fields.push(
+                FieldId::MartianIfindex,
+                u64::from(member::<u32>(device, layout!(dev_ifindex))),
+            );
+            let all: u64 = member(net, layout!(net_devconf_all));
+            let rp_filter = layout!(devconf_rp_filter);
+            let accept_local = layout!(devconf_accept_local);
+            if all != 0 {
+                let data = all + offset(layout!(devconf_data));
+                fields.push_some(FieldId::RpFilterAll, setting(data, rp_filter));
+                fields.push_some(FieldId::AcceptLocalAll, setting(data, accept_local));
+            }
+            let in_device: u64 = member(device, layout!(dev_ip_ptr));
+            if in_device != 0 && has(layout!(in_device_cnf_data)) {
+                let data = in_device + offset(layout!(in_device_cnf_data));
+                fields.push_some(FieldId::RpFilterDevice, setting(data, rp_filter));
+                fields.push_some(FieldId::AcceptLocalDevice, setting(data, accept_local));
+            }
+        },
+    );
 }
 
 /// One value of `struct ipv4_devconf` (include/linux/inetdevice.h): an array of int, counted from 1.

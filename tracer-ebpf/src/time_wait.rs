@@ -36,7 +36,9 @@ fn uptime() -> u64 {
 /// `tcp_timewait_state_process(tw, skb, th, …)`, net/ipv4/tcp_minisocks.c.
 #[inline(always)]
 pub(crate) fn timewait_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::TimewaitProcess) else { return };
+    let Some(call) = scratch::slot(Function::TimewaitProcess) else {
+        return;
+    };
     let tw = ctx.argument(layout!(arg_tw_process_tw));
     call.skb = ctx.argument(layout!(arg_tw_process_skb));
     call.sk = tw;
@@ -52,7 +54,9 @@ pub(crate) fn timewait_entry(ctx: &impl Entry) {
 /// Its end: all but a SYN that may open a new connection is freed soon.
 #[inline(always)]
 pub(crate) fn timewait_exit(ctx: &impl Exit) {
-    let Some(call) = scratch::take(Function::TimewaitProcess) else { return };
+    let Some(call) = scratch::take(Function::TimewaitProcess) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     if ctx.returned(layout!(parameters_tw_process)) as u32 == TCP_TW_SYN {
@@ -69,8 +73,12 @@ pub(crate) fn timewait_exit(ctx: &impl Exit) {
     } else {
         Site::TimewaitSegment
     };
-    let (stored, stamp, expected, substate) =
-        (call.values[STORED], call.values[STAMP], call.values[EXPECTED], call.values[SUBSTATE]);
+    let (stored, stamp, expected, substate) = (
+        call.values[STORED],
+        call.values[STAMP],
+        call.values[EXPECTED],
+        call.values[SUBSTATE],
+    );
     hint::leave(skb, site, kernel::inode_of_net(net), 0, 0, |fields| {
         fields.push(FieldId::TimestampStored, stored);
         push_age(fields, stamp);
@@ -82,7 +90,9 @@ pub(crate) fn timewait_exit(ctx: &impl Exit) {
 /// `tcp_check_req(sk, skb, req, …)`, net/ipv4/tcp_minisocks.c: a segment for a pending request.
 #[inline(always)]
 pub(crate) fn check_req_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::CheckReq) else { return };
+    let Some(call) = scratch::slot(Function::CheckReq) else {
+        return;
+    };
     let sk = ctx.argument(layout!(arg_check_req_sk));
     let request = ctx.argument(layout!(arg_check_req_req));
     call.skb = ctx.argument(layout!(arg_check_req_skb));
@@ -95,7 +105,9 @@ pub(crate) fn check_req_entry(ctx: &impl Entry) {
 /// Its end: NULL means that the segment is used up or refused, and freed soon.
 #[inline(always)]
 pub(crate) fn check_req_exit(ctx: &impl Exit) {
-    let Some(call) = scratch::take(Function::CheckReq) else { return };
+    let Some(call) = scratch::take(Function::CheckReq) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     if ctx.returned(layout!(parameters_check_req)) != 0 || hint::waits(skb) {
@@ -120,7 +132,9 @@ pub(crate) fn check_req_exit(ctx: &impl Exit) {
 /// refuses is not traced (5.10: `tcp_drop` calls `__kfree_skb`).
 #[inline(always)]
 pub(crate) fn validate_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::ValidateIncoming) else { return };
+    let Some(call) = scratch::slot(Function::ValidateIncoming) else {
+        return;
+    };
     let sk = ctx.argument(layout!(arg_validate_sk));
     let skb = ctx.argument(layout!(arg_validate_skb));
     call.skb = skb;
@@ -134,7 +148,9 @@ pub(crate) fn validate_entry(ctx: &impl Entry) {
 /// Its end. The segment is freed by now: the event's headers are made from the socket and from what the entry read.
 #[inline(always)]
 pub(crate) fn validate_exit(ctx: &impl Exit) {
-    let Some(call) = scratch::take(Function::ValidateIncoming) else { return };
+    let Some(call) = scratch::take(Function::ValidateIncoming) else {
+        return;
+    };
     let skb = call.skb;
     call.skb = 0;
     let net = call.net;
@@ -155,14 +171,27 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     header.pkt_type = 0;
     header.iif = 0;
     let found = bits::TCP | if tuple.tcp_flags & 4 != 0 { bits::RST } else { 0 };
-    emit::finish(buffer, &tuple, Site::PawsEstablished, kernel::inode_of_net(net), found, |fields| {
-        fields.push(FieldId::TimestampStored, u64::from(member::<u32>(sk, layout!(tcp_ts_recent))));
-        fields.push(FieldId::TimestampReceived, u64::from(member::<u32>(sk, layout!(tcp_rcv_tsval))));
-        if let Some(stamp) = kernel::number(sk, layout!(tcp_ts_recent_stamp)) {
-            push_age(fields, stamp);
-        }
-        fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
-    });
+    emit::finish(
+        buffer,
+        &tuple,
+        Site::PawsEstablished,
+        kernel::inode_of_net(net),
+        found,
+        |fields| {
+            fields.push(
+                FieldId::TimestampStored,
+                u64::from(member::<u32>(sk, layout!(tcp_ts_recent))),
+            );
+            fields.push(
+                FieldId::TimestampReceived,
+                u64::from(member::<u32>(sk, layout!(tcp_rcv_tsval))),
+            );
+            if let Some(stamp) = kernel::number(sk, layout!(tcp_ts_recent_stamp)) {
+                push_age(fields, stamp);
+            }
+            fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
+        },
+    );
     emit::release();
 }
 
@@ -173,7 +202,11 @@ const IPV6_HEADER: usize = 40;
 #[inline(always)]
 fn rebuild(packet: &mut [u8; PACKET_MAX], sk: u64, tcp: &[u8; TCP_HEADER]) -> (packet::Tuple, usize) {
     const AF_INET6: u16 = 10;
-    let mut tuple = packet::Tuple { protocol: 6, tcp_flags: tcp[TCP_FLAGS], ..packet::Tuple::default() };
+    let mut tuple = packet::Tuple {
+        protocol: 6,
+        tcp_flags: tcp[TCP_FLAGS],
+        ..packet::Tuple::default()
+    };
     tuple.sport = u16::from_be_bytes([tcp[0], tcp[1]]);
     tuple.dport = u16::from_be_bytes([tcp[2], tcp[3]]);
     let length;
@@ -188,8 +221,10 @@ fn rebuild(packet: &mut [u8; PACKET_MAX], sk: u64, tcp: &[u8; TCP_HEADER]) -> (p
         packet[IPV6_HEADER..IPV6_HEADER + TCP_HEADER].copy_from_slice(tcp);
         packet[IPV6_HEADER + 12] = 0x50;
     } else {
-        let (src, dst): ([u8; 4], [u8; 4]) =
-            (member(sk, layout!(sock_daddr)), member(sk, layout!(sock_rcv_saddr)));
+        let (src, dst): ([u8; 4], [u8; 4]) = (
+            member(sk, layout!(sock_daddr)),
+            member(sk, layout!(sock_rcv_saddr)),
+        );
         tuple.src = packet::mapped(src);
         tuple.dst = packet::mapped(dst);
         packet[..IPV4_HEADER].fill(0);

@@ -4,6 +4,7 @@
 //! [`plan`] decides beforehand which hooks this kernel offers, [`context`] is
 //! the only room that asks the running system, [`cli`] wires them together.
 
+pub mod bpf;
 pub mod capture;
 pub mod cli;
 pub mod diagnose;
