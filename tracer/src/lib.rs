@@ -8,5 +8,6 @@ pub mod bpf;
 pub mod capture;
 pub mod cli;
 pub mod diagnose;
+pub mod plan;
 pub mod sink;
 pub mod source;

@@ -1,0 +1,525 @@
+//! The kernel's own description of its types (BTF), and the layout tables made
+//! from it: vmlinux and the split BTF of modules.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    fs,
+    io::{self, Write as _},
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+};
+
+use btf_rs::{Backend, Btf, BtfType, Func, Member, Type};
+use droptrace_common::{IpvsLayout, Layout, LayoutEntry, Resolve};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+/// Why BTF could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BtfError {
+    /// There is none.
+    #[error("{path} does not exist")]
+    Absent {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is there and cannot be read.
+    #[error("cannot read {path}: {error}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It was read and makes no sense.
+    #[error("{path} is no BTF that droptrace understands: {error}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: btf_rs::Error,
+    },
+}
+
+/// The types of the kernel, or of one of its modules, as far as somebody asks for them.
+pub struct Types {
+    btf: Btf,
+    /// Wanted names, with the types that bear them.
+    ids: HashMap<&'static str, Vec<u32>>,
+    /// Wanted enumerators, with their values and the id of their enum.
+    enumerators: HashMap<&'static str, Vec<(u32, i128)>>,
+}
+
+/// Names that [`Types`] indexes; a kernel has some 100,000 types, of which a plan needs a hundred.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted(HashSet<&'static str>);
+
+impl Wanted {
+    /// All that the two layout tables name.
+    pub fn by_layouts() -> Self {
+        let mut names = HashSet::new();
+        for entry in Layout::ENTRIES.iter().chain(IpvsLayout::ENTRIES) {
+            for resolve in entry.resolve {
+                match *resolve {
+                    Resolve::Member(name, _)
+                    | Resolve::Bit(name, _)
+                    | Resolve::Size(name)
+                    | Resolve::Parameter(name, _)
+                    | Resolve::ParameterCount(name) => names.extend([name]),
+                    Resolve::Enumerator(name, enumerator) => names.extend([name, enumerator]),
+                    Resolve::TracepointArguments(_) => {}
+                }
+            }
+        }
+        // An enumerator of any enum has no enum name.
+        names.remove("");
+        names.insert(KFREE_SKB_TYPEDEF);
+        Self(names)
+    }
+
+    /// These as well.
+    #[must_use]
+    pub fn and(mut self, names: impl IntoIterator<Item = &'static str>) -> Self {
+        self.0.extend(names);
+        self
+    }
+}
+
+/// Every tracepoint NAME has a typedef `btf_trace_NAME` of its prototype
+/// (`include/trace/bpf_probe.h` `__DEFINE_EVENT`, 5.10 - 7.3).
+const KFREE_SKB_TYPEDEF: &str = "btf_trace_kfree_skb";
+
+/// Bytes of a pointer: droptrace runs on 64-bit kernels only.
+const POINTER: usize = 8;
+
+/// A member of a struct, found by its path.
+struct Found {
+    bit_offset: u32,
+    bitfield: bool,
+    type_id: u32,
+}
+
+impl Types {
+    /// Reads the BTF of the kernel proper.
+    pub fn read(path: &Path, wanted: &Wanted) -> Result<Self, BtfError> {
+        let bytes = read(path)?;
+        // Parsing all types costs 70 ms and more; mapped, only what is asked for is parsed. Not every kernel lets
+        // the file itself be mapped (6.15 and later do), so a copy in memory is.
+        let btf = in_memory(&bytes)
+            .map_err(|error| unreadable(path, error))
+            .and_then(|mapped| {
+                Btf::from_file_with_backend(format!("/proc/self/fd/{}", mapped.as_raw_fd()), Backend::Mmap)
+                    .map_err(|error| malformed(path, error))
+            })?;
+        Self::index(btf, wanted).map_err(|error| malformed(path, error))
+    }
+
+    /// Reads the split BTF of a module, which continues this one.
+    pub fn read_module(&self, path: &Path, wanted: &Wanted) -> Result<Self, BtfError> {
+        let btf = Btf::from_split_bytes(&read(path)?, &self.btf).map_err(|error| malformed(path, error))?;
+        Self::index(btf, wanted).map_err(|error| malformed(path, error))
+    }
+
+    fn index(btf: Btf, wanted: &Wanted) -> btf_rs::Result<Self> {
+        let mut ids: HashMap<&'static str, Vec<u32>> = HashMap::new();
+        let mut enumerators: HashMap<&'static str, Vec<(u32, i128)>> = HashMap::new();
+        let (first, last) = btf.split().unwrap_or(btf.base()).type_id_range();
+        for id in first..=last {
+            let each = btf.resolve_type_by_id(id)?;
+            let named: &dyn BtfType = match &each {
+                Type::Struct(each) | Type::Union(each) => each,
+                Type::Func(each) => each,
+                Type::Typedef(each) => each,
+                Type::Enum(each) => {
+                    for member in &each.members {
+                        if let Some(name) = wanted.0.get(btf.resolve_name(member)?.as_str()) {
+                            let value = if each.is_signed() {
+                                i128::from(member.val() as i32)
+                            } else {
+                                i128::from(member.val())
+                            };
+                            enumerators.entry(name).or_default().push((id, value));
+                        }
+                    }
+                    each
+                }
+                Type::Enum64(each) => {
+                    for member in &each.members {
+                        if let Some(name) = wanted.0.get(btf.resolve_name(member)?.as_str()) {
+                            enumerators
+                                .entry(name)
+                                .or_default()
+                                .push((id, i128::from(member.val())));
+                        }
+                    }
+                    each
+                }
+                _ => continue,
+            };
+            if let Some(name) = wanted.0.get(btf.resolve_name(named)?.as_str()) {
+                ids.entry(name).or_default().push(id);
+            }
+        }
+        Ok(Self {
+            btf,
+            ids,
+            enumerators,
+        })
+    }
+
+    /// Whether there is a function of this (wanted) name. BTF knows functions of which no symbol is left: ask
+    /// [`super::Symbols`], too.
+    pub fn has_function(&self, name: &str) -> bool {
+        self.functions(name).next().is_some()
+    }
+
+    /// Names and values of an enum of this (wanted) name, in the kernel's order.
+    pub fn enumeration(&self, name: &str) -> Option<Vec<(String, u64)>> {
+        let read = |id: u32| -> btf_rs::Result<Option<Vec<(String, u64)>>> {
+            Ok(match self.btf.resolve_type_by_id(id)? {
+                Type::Enum(each) => Some(
+                    each.members
+                        .iter()
+                        .map(|member| Ok((self.btf.resolve_name(member)?, u64::from(member.val()))))
+                        .collect::<btf_rs::Result<_>>()?,
+                ),
+                Type::Enum64(each) => Some(
+                    each.members
+                        .iter()
+                        .map(|member| Ok((self.btf.resolve_name(member)?, member.val())))
+                        .collect::<btf_rs::Result<_>>()?,
+                ),
+                _ => None,
+            })
+        };
+        self.ids_of(name).iter().find_map(|id| read(*id).ok().flatten())
+    }
+
+    /// Resolves a layout entry: its first alternative that this kernel has.
+    ///
+    /// # Errors
+    /// Why there is no value, in words.
+    pub fn resolve(&self, entry: &LayoutEntry) -> Result<u32, String> {
+        let mut reasons = Vec::new();
+        for resolve in entry.resolve {
+            match self.resolve_one(resolve) {
+                Ok(value) => return Ok(value),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(reasons.join(", "))
+    }
+
+    fn resolve_one(&self, resolve: &Resolve) -> Result<u32, String> {
+        match *resolve {
+            Resolve::Member(name, path) => unique(&format!("{name}.{path}"), self.structs(name), |id| {
+                self.member(id, path)
+            }),
+            Resolve::Bit(name, path) => unique(&format!("{name}.{path}"), self.structs(name), |id| {
+                self.walk(id, path).map(|found| found.bit_offset)
+            }),
+            Resolve::Size(name) => unique(&format!("struct {name}"), self.structs(name), |id| {
+                self.size(id).and_then(|size| u32::try_from(size).ok())
+            }),
+            Resolve::Enumerator(name, enumerator) => {
+                let named = self.ids_of(name);
+                let values = self
+                    .enumerators
+                    .get(enumerator)
+                    .into_iter()
+                    .flatten()
+                    .filter(|(id, _)| name.is_empty() || named.contains(id))
+                    .map(|(_, value)| *value);
+                unique(enumerator, values, |value| u32::try_from(value).ok())
+            }
+            Resolve::Parameter(name, parameter) => unique(
+                &format!("{name}({parameter})"),
+                self.functions(name),
+                |function| {
+                    self.parameters(&function)?
+                        .iter()
+                        .position(|each| each == parameter)
+                        .map(|index| index as u32)
+                },
+            ),
+            Resolve::ParameterCount(name) => unique(&format!("{name}()"), self.functions(name), |function| {
+                Some(self.parameters(&function)?.len() as u32)
+            }),
+            Resolve::TracepointArguments(name) => {
+                let typedef = format!("btf_trace_{name}");
+                unique(&typedef, self.ids_of(&typedef).iter().copied(), |id| {
+                    self.tracepoint_arguments(id)
+                })
+            }
+        }
+    }
+
+    fn ids_of(&self, name: &str) -> &[u32] {
+        self.ids.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    fn structs(&self, name: &str) -> impl Iterator<Item = u32> + '_ {
+        self.ids_of(name).iter().copied().filter(|id| {
+            matches!(
+                self.btf.resolve_type_by_id(*id),
+                Ok(Type::Struct(_) | Type::Union(_))
+            )
+        })
+    }
+
+    fn functions(&self, name: &str) -> impl Iterator<Item = Func> + '_ {
+        self.ids_of(name)
+            .iter()
+            .filter_map(|id| match self.btf.resolve_type_by_id(*id) {
+                Ok(Type::Func(function)) => Some(function),
+                _ => None,
+            })
+    }
+
+    fn parameters(&self, function: &Func) -> Option<Vec<String>> {
+        match self.btf.resolve_chained_type(function).ok()? {
+            Type::FuncProto(prototype) => prototype
+                .parameters
+                .iter()
+                .map(|parameter| self.btf.resolve_name(parameter).ok())
+                .collect(),
+            _ => None,
+        }
+    }
+
+    /// typedef → pointer → prototype, whose first parameter is the tracepoint's own context.
+    fn tracepoint_arguments(&self, typedef: u32) -> Option<u32> {
+        let Type::Ptr(pointer) = self.bare(typedef)?.1 else {
+            return None;
+        };
+        match self.btf.resolve_chained_type(&pointer).ok()? {
+            Type::FuncProto(prototype) => u32::try_from(prototype.parameters.len().checked_sub(1)?).ok(),
+            _ => None,
+        }
+    }
+
+    /// Offset in bytes, and the size of the last member above it.
+    fn member(&self, id: u32, path: &str) -> Option<u32> {
+        let found = self.walk(id, path)?;
+        if found.bitfield || found.bit_offset % 8 != 0 {
+            return None;
+        }
+        let offset = u16::try_from(found.bit_offset / 8).ok()?;
+        let size = u16::try_from(self.size(found.type_id)?).unwrap_or(u16::MAX);
+        Some(u32::from(offset) | u32::from(size) << 16)
+    }
+
+    /// Follows a dotted path of member names.
+    fn walk(&self, id: u32, path: &str) -> Option<Found> {
+        let mut found = Found {
+            bit_offset: 0,
+            bitfield: false,
+            type_id: id,
+        };
+        for name in path.split('.') {
+            let inner = self.find(found.type_id, name)?;
+            found = Found {
+                bit_offset: found.bit_offset + inner.bit_offset,
+                ..inner
+            };
+        }
+        Some(found)
+    }
+
+    /// A member of this name, directly or in an anonymous struct or union.
+    fn find(&self, id: u32, name: &str) -> Option<Found> {
+        let (Type::Struct(each) | Type::Union(each)) = self.bare(id)?.1 else {
+            return None;
+        };
+        let found = |member: &Member| {
+            Some(Found {
+                bit_offset: member.bit_offset(),
+                bitfield: member.bitfield_size().is_some_and(|bits| bits != 0),
+                type_id: member.get_type_id()?,
+            })
+        };
+        for member in &each.members {
+            let member_name = self.btf.resolve_name(member).ok()?;
+            if member_name == name {
+                return found(member);
+            }
+            if member_name.is_empty()
+                && let Some(inner) = member.get_type_id().and_then(|id| self.find(id, name))
+            {
+                return Some(Found {
+                    bit_offset: member.bit_offset() + inner.bit_offset,
+                    ..inner
+                });
+            }
+        }
+        None
+    }
+
+    /// The type behind typedefs and qualifiers.
+    fn bare(&self, id: u32) -> Option<(u32, Type)> {
+        let mut id = id;
+        // Bounded: no kernel type has that many.
+        for _ in 0..32 {
+            let each = self.btf.resolve_type_by_id(id).ok()?;
+            id = match &each {
+                Type::Typedef(each) => each.get_type_id()?,
+                Type::Const(each) | Type::Volatile(each) | Type::Restrict(each) => each.get_type_id()?,
+                Type::TypeTag(each) => each.get_type_id()?,
+                _ => return Some((id, each)),
+            };
+        }
+        None
+    }
+
+    /// Bytes that a type takes.
+    fn size(&self, id: u32) -> Option<usize> {
+        Some(match self.bare(id)?.1 {
+            Type::Int(each) => each.size(),
+            Type::Ptr(_) => POINTER,
+            Type::Struct(each) | Type::Union(each) => each.size(),
+            Type::Enum(each) => each.size(),
+            Type::Enum64(each) => each.size(),
+            Type::Float(each) => each.size(),
+            Type::Array(each) => each.len().checked_mul(self.size(each.get_type_id()?)?)?,
+            _ => return None,
+        })
+    }
+}
+
+/// An entry that has no value, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Name of the layout entry.
+    pub entry: &'static str,
+    /// Why, in words.
+    pub reason: String,
+}
+
+/// Fills the table that the programs get when they are loaded.
+pub fn layout(vmlinux: &Types) -> (Layout, Vec<Missing>) {
+    let mut layout = Layout::ABSENT;
+    let mut missing = Vec::new();
+    for (index, entry) in Layout::ENTRIES.iter().enumerate() {
+        match vmlinux.resolve(entry) {
+            Ok(value) => layout.set(index, value),
+            Err(reason) => missing.push(Missing {
+                entry: entry.name,
+                reason,
+            }),
+        }
+    }
+    (layout, missing)
+}
+
+/// Fills the table of what modules bring. An entry may come from any of these types: a module's, or vmlinux's where
+/// the module is built in.
+pub fn module_layout(types: &[&Types]) -> (IpvsLayout, Vec<Missing>) {
+    let mut layout = IpvsLayout::ABSENT;
+    let mut missing = Vec::new();
+    for (index, entry) in IpvsLayout::ENTRIES.iter().enumerate() {
+        let mut reason = "the modules that have it are not loaded".to_owned();
+        let value = types.iter().find_map(|types| match types.resolve(entry) {
+            Ok(value) => Some(value),
+            Err(why) => {
+                reason = why;
+                None
+            }
+        });
+        match value {
+            Some(value) => layout.set(index, value),
+            None => missing.push(Missing {
+                entry: entry.name,
+                reason,
+            }),
+        }
+    }
+    (layout, missing)
+}
+
+/// The same for Linux 5.10, which has no BTF for modules: the one table of offsets that is not read from the
+/// kernel. The programs use a read through it only if the addresses, ports and protocol that it gives equal the
+/// packet's.
+///
+/// `struct ip_vs_conn`, `ip_vs_dest`, `ip_vs_service`: `include/net/ip_vs.h`, v5.10, with `CONFIG_IP_VS_IPV6`, without
+/// lock debugging. Parameters: `net/netfilter/ipvs/ip_vs_core.c` (`ip_vs_leave`, and `ip_vs_in` for its body
+/// `ip_vs_in.part.0`), `ip_vs_conn.c` (`ip_vs_conn_expire_now`, `ip_vs_conn_in_get_proto`),
+/// `net/ipv4/netfilter/nf_reject_ipv4.c` and `net/ipv6/netfilter/nf_reject_ipv6.c` (`nf_send_reset(net, oldskb, hook)`,
+/// `nf_send_reset6(net, oldskb, hook)`), v5.10.
+pub const LAYOUT_5_10: IpvsLayout = {
+    const fn at(offset: u32, size: u32) -> u32 {
+        offset | size << 16
+    }
+    const POINTER: u32 = 8;
+    const ADDRESS: u32 = 16;
+    IpvsLayout {
+        ipvs_conn_cport: at(16, 2),
+        ipvs_conn_dport: at(18, 2),
+        ipvs_conn_vport: at(20, 2),
+        ipvs_conn_af: at(22, 2),
+        ipvs_conn_caddr: at(24, ADDRESS),
+        ipvs_conn_vaddr: at(40, ADDRESS),
+        ipvs_conn_daddr: at(56, ADDRESS),
+        ipvs_conn_flags: at(72, 4),
+        ipvs_conn_protocol: at(76, 2),
+        ipvs_conn_state: at(148, 2),
+        ipvs_conn_dest: at(184, POINTER),
+        ipvs_dest_flags: at(52, 4),
+        ipvs_dest_weight: at(60, 4),
+        ipvs_service_protocol: at(38, 2),
+        ipvs_service_addr: at(40, ADDRESS),
+        ipvs_service_port: at(56, 2),
+        arg_leave_svc: 0,
+        arg_leave_skb: 1,
+        arg_expire_now_cp: 0,
+        arg_in_skb: 2,
+        arg_conn_in_get_skb: 2,
+        arg_nf_send_reset_skb: 1,
+        arg_nf_send_reset6_skb: 1,
+    }
+};
+
+/// The one value that all candidates have; two types of one name that differ give none.
+fn unique<T>(
+    what: &str,
+    candidates: impl Iterator<Item = T>,
+    value: impl Fn(T) -> Option<u32>,
+) -> Result<u32, String> {
+    let values: BTreeSet<u32> = candidates.filter_map(value).collect();
+    let mut values = values.into_iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => Ok(value),
+        (Some(_), Some(_)) => Err(format!(
+            "this kernel's BTF has {what} twice, with different values"
+        )),
+        _ => Err(format!("this kernel's BTF has no {what}")),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
+    fs::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => BtfError::Absent {
+            path: path.to_owned(),
+        },
+        _ => unreadable(path, error),
+    })
+}
+
+fn unreadable(path: &Path, error: io::Error) -> BtfError {
+    BtfError::Unreadable {
+        path: path.to_owned(),
+        error,
+    }
+}
+
+fn malformed(path: &Path, error: btf_rs::Error) -> BtfError {
+    BtfError::Malformed {
+        path: path.to_owned(),
+        error,
+    }
+}
+
+/// A file without a name that holds these bytes.
+fn in_memory(bytes: &[u8]) -> io::Result<fs::File> {
+    let mut file = fs::File::from(memfd_create(c"btf", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file)
+}

@@ -1,0 +1,468 @@
+//! What this kernel offers, looked at once: its types, its symbols, its drop
+//! reasons, and for each hook where it can be attached or why not. A plan is a
+//! value: `doctor` prints it, [`attach`] carries it out.
+
+pub mod attach;
+pub mod btf;
+pub mod hooks;
+pub mod reasons;
+pub mod symbols;
+pub mod watch;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use droptrace_common::{ABSENT, IpvsLayout, Layout};
+
+pub use self::{
+    attach::{LoadError, LoadOptions, Loaded, load},
+    btf::{BtfError, Missing, Types},
+    hooks::{EVIDENCE, HOOKS, Hook, Phases, Target, When},
+    reasons::Reasons,
+    symbols::{Symbols, base_name},
+    watch::ModuleWatch,
+};
+use crate::diagnose::Gap;
+
+/// Where to look, and what to overlook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeOptions {
+    /// Prefix of `/proc` and `/sys`, for tests.
+    pub root: PathBuf,
+    /// Functions to treat as absent, for tests of reduced coverage.
+    pub hide_symbols: Vec<String>,
+}
+
+impl Default for ProbeOptions {
+    fn default() -> Self {
+        Self {
+            root: PathBuf::from("/"),
+            hide_symbols: Vec::new(),
+        }
+    }
+}
+
+impl ProbeOptions {
+    fn path(&self, relative: &str) -> PathBuf {
+        self.root.join(relative)
+    }
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The kernel does not describe its types.
+    #[error(
+        "{0}, so no field of the kernel's structures can be found; next: use a kernel built with CONFIG_DEBUG_INFO_BTF=y (Debian's are, from 5.10 on)"
+    )]
+    NoBtf(BtfError),
+    /// A file that every kernel has cannot be read.
+    #[error("cannot read {path}: {error}; next: mount /proc, and see that this process may read it")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// Which kernel it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// Release, as `uname -r` gives it.
+    pub release: String,
+    /// Boot id.
+    pub boot_id: String,
+}
+
+impl Kernel {
+    fn read(options: &ProbeOptions) -> Result<Self, PlanError> {
+        let line = |relative| {
+            let path = options.path(relative);
+            match fs::read_to_string(&path) {
+                Ok(text) => Ok(text.trim().to_owned()),
+                Err(error) => Err(PlanError::Unreadable { path, error }),
+            }
+        };
+        Ok(Self {
+            release: line("proc/sys/kernel/osrelease")?,
+            boot_id: line("proc/sys/kernel/random/boot_id")?,
+        })
+    }
+
+    /// Major and minor number, where the release starts with them.
+    pub fn version(&self) -> Option<(u32, u32)> {
+        let mut numbers = self
+            .release
+            .split(|character: char| !character.is_ascii_digit())
+            .map_while(|number| number.parse().ok());
+        Some((numbers.next()?, numbers.next()?))
+    }
+}
+
+/// How a hook can be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Raw tracepoint.
+    RawTracepoint,
+    /// `fentry` and `fexit`: cheapest, for functions of the kernel proper.
+    Trampoline,
+    /// `kprobe` and `kretprobe`.
+    Probe,
+}
+
+/// Where a hook goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Function or tracepoint, as the kernel calls it.
+    pub symbol: String,
+    /// Module that it lies in; `None` for the kernel proper.
+    pub module: Option<String>,
+    /// Ways to attach to it, to be tried in this order.
+    pub methods: Vec<Method>,
+}
+
+/// What the kernel offers for a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// It can be attached here, as far as can be told without trying.
+    Attach(Place),
+    /// Its module is not loaded, so nothing can be dropped there.
+    Waiting {
+        /// Name of the module.
+        module: &'static str,
+    },
+    /// This kernel tells the same in another way.
+    NotNeeded {
+        /// Which.
+        reason: String,
+    },
+    /// It cannot be attached.
+    Impossible {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A row of the hook table, and what this kernel offers for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedHook {
+    /// The row.
+    pub hook: &'static Hook,
+    /// What the kernel offers.
+    pub choice: Choice,
+}
+
+/// Where the [layout of modules](Plan::module_layout) comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModuleLayoutSource {
+    /// The kernel's own BTF.
+    Btf,
+    /// [`btf::LAYOUT_5_10`].
+    Table,
+}
+
+/// What this kernel offers.
+pub struct Plan {
+    /// Which kernel it is.
+    pub kernel: Kernel,
+    /// Offsets and argument indexes of the kernel proper.
+    pub layout: Layout,
+    /// Those of modules that are loaded.
+    pub module_layout: IpvsLayout,
+    /// Where the latter come from.
+    pub module_layout_source: ModuleLayoutSource,
+    /// Symbols, as of the last look.
+    pub symbols: Arc<Symbols>,
+    /// Names of drop reasons.
+    pub reasons: Arc<Reasons>,
+    /// Every hook.
+    pub hooks: Vec<PlannedHook>,
+    /// What cannot be seen, as far as can be told without attaching.
+    pub gaps: Vec<Gap>,
+    missing: Vec<Missing>,
+    module_missing: Vec<Missing>,
+    types: Types,
+    has_kprobes: bool,
+    options: ProbeOptions,
+}
+
+impl Plan {
+    /// Looks at the running kernel.
+    ///
+    /// # Errors
+    /// The kernel has no BTF, or `/proc` cannot be read. Anything else that is missing is a gap.
+    pub fn probe(options: &ProbeOptions) -> Result<Self, PlanError> {
+        let types =
+            Types::read(&options.path("sys/kernel/btf/vmlinux"), &wanted()).map_err(PlanError::NoBtf)?;
+        let (layout, missing) = btf::layout(&types);
+        let mut plan = Self {
+            kernel: Kernel::read(options)?,
+            layout,
+            module_layout: IpvsLayout::ABSENT,
+            module_layout_source: ModuleLayoutSource::Btf,
+            symbols: Arc::default(),
+            reasons: Arc::default(),
+            hooks: Vec::new(),
+            gaps: Vec::new(),
+            missing,
+            module_missing: Vec::new(),
+            types,
+            has_kprobes: options.path("sys/bus/event_source/devices/kprobe").exists(),
+            options: options.clone(),
+        };
+        plan.refresh()?;
+        Ok(plan)
+    }
+
+    /// Looks again at what changes when a module comes or goes: symbols, and all that depends on them.
+    ///
+    /// # Errors
+    /// `/proc/kallsyms` cannot be read.
+    pub fn refresh(&mut self) -> Result<(), PlanError> {
+        let path = self.options.path("proc/kallsyms");
+        let mut symbols = Symbols::read(&path).map_err(|error| PlanError::Unreadable { path, error })?;
+        symbols.hide(&self.options.hide_symbols);
+        self.symbols = Arc::new(symbols);
+        self.read_modules();
+        self.hooks = HOOKS
+            .iter()
+            .map(|hook| PlannedHook {
+                hook,
+                choice: self.choose(hook),
+            })
+            .collect();
+        self.gaps = self.gaps_given(self.hooks.iter().filter_map(|planned| match &planned.choice {
+            Choice::Impossible { reason } => Some((planned.hook, reason.as_str())),
+            _ => None,
+        }));
+        Ok(())
+    }
+
+    /// Address of a variable, 0 where the kernel has none or hides it.
+    pub fn variable(&self, name: &str) -> u64 {
+        self.symbols.address(name).unwrap_or(0)
+    }
+
+    /// Whether `skb:kfree_skb` gives a reason.
+    pub fn has_reasons(&self) -> bool {
+        self.layout.kfree_skb_arguments != ABSENT && self.layout.kfree_skb_arguments >= 3
+    }
+
+    /// Reads the BTF of those modules that hooks and reasons need.
+    fn read_modules(&mut self) {
+        let wanted = wanted();
+        let loaded: Vec<Types> = module_names()
+            .filter_map(|module| {
+                let path = self.options.path("sys/kernel/btf").join(module);
+                self.types.read_module(&path, &wanted).ok()
+            })
+            .collect();
+        let mut reasons = Reasons::default();
+        let all: Vec<&Types> = loaded.iter().chain([&self.types]).collect();
+        for types in &all {
+            reasons.add(types);
+        }
+        self.reasons = Arc::new(reasons);
+        (self.module_layout, self.module_missing) = btf::module_layout(&all);
+        self.module_layout_source = ModuleLayoutSource::Btf;
+        if self.kernel.version() == Some((5, 10))
+            && self.module_layout == IpvsLayout::ABSENT
+            && !self.options.path("sys/kernel/btf/ip_vs").exists()
+        {
+            self.module_layout = btf::LAYOUT_5_10;
+            self.module_missing.clear();
+            self.module_layout_source = ModuleLayoutSource::Table;
+        }
+    }
+
+    fn choose(&self, hook: &'static Hook) -> Choice {
+        if hook.when == When::WithoutReasons && self.has_reasons() {
+            return Choice::NotNeeded {
+                reason: "skb:kfree_skb gives a reason that says the same".to_owned(),
+            };
+        }
+        let place = match hook.target {
+            Target::Tracepoint(name) => self.tracepoint(name),
+            Target::Function(names, phases) => self.function(hook, names, phases),
+        };
+        let place = match place {
+            Ok(place) => place,
+            Err(_)
+                if let Some(module) = hook.module
+                    && !self.symbols.has_module(module) =>
+            {
+                return Choice::Waiting { module };
+            }
+            Err(reason) => return Choice::Impossible { reason },
+        };
+        if let Some(missing) = self
+            .missing
+            .iter()
+            .chain(&self.module_missing)
+            .find(|missing| hook.needs.contains(&missing.entry))
+        {
+            return Choice::Impossible {
+                reason: missing.reason.clone(),
+            };
+        }
+        if let Some(variable) = hook.variables.iter().find(|name| self.variable(name) == 0) {
+            let reason = if self.symbols.has_addresses() {
+                format!("/proc/kallsyms has no {variable}")
+            } else {
+                format!(
+                    "/proc/kallsyms hides the address of {variable}: run as root, with `sysctl kernel.kptr_restrict` below 2"
+                )
+            };
+            return Choice::Impossible { reason };
+        }
+        Choice::Attach(place)
+    }
+
+    fn tracepoint(&self, name: &str) -> Result<Place, String> {
+        if self.symbols.is_hidden(name) {
+            return Err(format!("tracepoint {name} is hidden by request"));
+        }
+        Ok(Place {
+            symbol: name.to_owned(),
+            module: None,
+            methods: vec![Method::RawTracepoint],
+        })
+    }
+
+    fn function(&self, hook: &Hook, names: &[&str], phases: Phases) -> Result<Place, String> {
+        let mut reasons = Vec::new();
+        for name in names {
+            match self.place(hook, name, phases) {
+                Ok(place) => return Ok(place),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(reasons.join(", "))
+    }
+
+    fn place(&self, hook: &Hook, name: &str, phases: Phases) -> Result<Place, String> {
+        if self.symbols.is_hidden(name) {
+            return Err(format!("{name} is hidden by request"));
+        }
+        let ours =
+            |function: &symbols::Function<'_>| function.module.is_none() || function.module == hook.module;
+        let mut found: Vec<_> = self.symbols.functions(name).filter(ours).collect();
+        if found.is_empty() && phases == Phases::Exit {
+            // Arguments may have moved in what the compiler made of the function; its return value has not.
+            found = self.symbols.variants(name).filter(ours).collect();
+        }
+        let function = match found.as_slice() {
+            [] => return Err(format!("this kernel has no function {name}")),
+            [function] => function,
+            several => return Err(format!("this kernel has {} functions {name}", several.len())),
+        };
+        let mut methods = Vec::new();
+        // aya attaches trampolines to functions of the kernel proper only.
+        if function.module.is_none() && function.name == name && self.types.has_function(name) {
+            methods.push(Method::Trampoline);
+        }
+        if self.has_kprobes {
+            methods.push(Method::Probe);
+        }
+        if methods.is_empty() {
+            return Err(format!(
+                "this kernel has no kprobes (CONFIG_KPROBE_EVENTS), and {} is out of reach of fentry",
+                function.name
+            ));
+        }
+        Ok(Place {
+            symbol: function.name.to_owned(),
+            module: function.module.map(str::to_owned),
+            methods,
+        })
+    }
+
+    /// What cannot be seen when these hooks are lost, each for its reason.
+    pub fn gaps_given<'a>(&self, lost: impl IntoIterator<Item = (&'a Hook, &'a str)>) -> Vec<Gap> {
+        let mut gaps: Vec<Gap> = Vec::new();
+        for (hook, reason) in lost {
+            for serves in hook.serves {
+                if serves
+                    .unless_reason
+                    .is_some_and(|reason| self.reasons.has(reason))
+                {
+                    continue;
+                }
+                let whole = |gap: &Gap| gap.cause == serves.cause && gap.field.is_none();
+                let same = |gap: &Gap| gap.cause == serves.cause && gap.field.as_deref() == serves.part;
+                if gaps.iter().any(|gap| whole(gap) || same(gap)) {
+                    continue;
+                }
+                if serves.part.is_none() {
+                    gaps.retain(|gap| gap.cause != serves.cause);
+                }
+                gaps.push(Gap {
+                    cause: serves.cause.to_owned(),
+                    field: serves.part.map(str::to_owned),
+                    reason: format!("hook {}: {reason}", hook.name),
+                });
+            }
+        }
+        // What a module brings is missing while it is not loaded, and then nothing is dropped in it.
+        let module_missing = self
+            .module_missing
+            .iter()
+            .filter(|_| self.symbols.has_module("ip_vs"));
+        for missing in self.missing.iter().chain(module_missing) {
+            for evidence in EVIDENCE.iter().filter(|evidence| evidence.entry == missing.entry) {
+                for cause in evidence.causes {
+                    if !gaps.iter().any(|gap| gap.cause == *cause && gap.field.is_none()) {
+                        gaps.push(Gap {
+                            cause: (*cause).to_owned(),
+                            field: Some(evidence.field.to_owned()),
+                            reason: missing.reason.clone(),
+                        });
+                    }
+                }
+            }
+        }
+        gaps
+    }
+}
+
+/// All that is looked for in BTF.
+fn wanted() -> btf::Wanted {
+    let functions = HOOKS.iter().flat_map(|hook| match hook.target {
+        Target::Function(names, _) => names,
+        Target::Tracepoint(_) => &[],
+    });
+    btf::Wanted::by_layouts()
+        .and(functions.copied())
+        .and(reasons::wanted())
+}
+
+/// Modules whose BTF is read, each once.
+fn module_names() -> impl Iterator<Item = &'static str> {
+    let mut names: Vec<&str> = HOOKS
+        .iter()
+        .filter_map(|hook| hook.module)
+        .chain(reasons::MODULES.iter().copied())
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter()
+}
+
+/// Modules that hooks wait for, with a number that changes when one is unloaded and loaded again.
+fn module_identities(root: &Path) -> Vec<(&'static str, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+
+    module_names()
+        .filter_map(|name| {
+            let directory = root.join("sys/module").join(name);
+            // A module that is built in has no such file.
+            let state = fs::read_to_string(directory.join("initstate")).ok()?;
+            (state.trim() != "going").then_some(())?;
+            Some((name, fs::metadata(directory).ok()?.ino()))
+        })
+        .collect()
+}

@@ -1,0 +1,97 @@
+//! The kernel's drop reasons by name, from its own enums, never from a table:
+//! their numbers move in almost every release.
+
+use std::collections::HashMap;
+
+use super::btf::Types;
+
+/// Reasons of the kernel proper (`include/net/dropreason-core.h`, since 5.17).
+const CORE: &str = "skb_drop_reason";
+/// Subsystems that number reasons of their own (`include/net/dropreason.h`, since 6.4): the upper half of a reason.
+const SUBSYSTEMS: &str = "skb_drop_reason_subsys";
+/// Enums of subsystems: in vmlinux or in the module that they are named after. Their values hold the subsystem in
+/// the upper half.
+const OTHERS: &[&str] = &[
+    "ovs_drop_reason",
+    "qdisc_drop_reason",
+    "mac80211_drop_reason",
+    "___mac80211_drop_reason",
+];
+/// Bits of a reason below its subsystem (`SKB_DROP_REASON_SUBSYS_SHIFT`, 6.4 - 7.3).
+const SUBSYSTEM_SHIFT: u32 = 16;
+
+/// Modules that bring reasons of their own.
+pub const MODULES: &[&str] = &["mac80211", "openvswitch"];
+
+/// The enums that [`Reasons::add`] looks for.
+pub fn wanted() -> impl Iterator<Item = &'static str> {
+    [CORE, SUBSYSTEMS].into_iter().chain(OTHERS.iter().copied())
+}
+
+/// Names of drop reasons.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reasons {
+    names: HashMap<u32, String>,
+    subsystems: HashMap<u32, String>,
+}
+
+impl Reasons {
+    /// Adds the reasons that these types know.
+    pub fn add(&mut self, types: &Types) {
+        for (name, value) in types.enumeration(CORE).unwrap_or_default() {
+            if let Some(name) = core_name(&name) {
+                self.names.insert(value as u32, name.to_owned());
+            }
+        }
+        for (name, value) in types.enumeration(SUBSYSTEMS).unwrap_or_default() {
+            if let Some(name) = name.strip_prefix("SKB_DROP_REASON_SUBSYS_")
+                && name != "NUM"
+            {
+                self.subsystems.insert(value as u32, name.to_owned());
+            }
+        }
+        for (name, value) in OTHERS.iter().filter_map(|name| types.enumeration(name)).flatten() {
+            let value = value as u32;
+            // The first enumerator only marks the start of the range.
+            if value >> SUBSYSTEM_SHIFT != 0 && value & 0xffff != 0 {
+                self.names.insert(value, name.trim_start_matches('_').to_owned());
+            }
+        }
+    }
+
+    /// The kernel's name of this reason, without the prefix `SKB_DROP_REASON_`. A subsystem's reason whose name is not
+    /// known is `SUBSYSTEM_number`, of an unknown subsystem `SUBSYS_n:m`. `None` for 0, and for a number that the
+    /// kernel does not have.
+    pub fn name(&self, reason: u32) -> Option<String> {
+        if let Some(name) = self.names.get(&reason) {
+            return Some(name.clone());
+        }
+        let (subsystem, number) = (reason >> SUBSYSTEM_SHIFT, reason & 0xffff);
+        if subsystem == 0 {
+            return None;
+        }
+        Some(match self.subsystems.get(&subsystem) {
+            Some(name) => format!("{name}_{number}"),
+            None => format!("SUBSYS_{subsystem}:{number}"),
+        })
+    }
+
+    /// Whether the kernel has the reason of this name, without prefix.
+    pub fn has(&self, name: &str) -> bool {
+        self.names.values().any(|each| each == name)
+    }
+
+    /// Whether the kernel has reasons at all (since 5.17).
+    pub fn any(&self) -> bool {
+        !self.names.is_empty()
+    }
+}
+
+/// Leaves out what is no reason: the "not dropped" value, the end of the enum, the mask.
+fn core_name(name: &str) -> Option<&str> {
+    match name {
+        "SKB_NOT_DROPPED_YET" | "SKB_DROP_REASON_MAX" | "SKB_DROP_REASON_SUBSYS_MASK" => None,
+        "SKB_CONSUMED" => Some("CONSUMED"),
+        _ => name.strip_prefix("SKB_DROP_REASON_"),
+    }
+}

@@ -1,0 +1,129 @@
+//! Tells when kernel modules come or go.
+
+use std::{collections::HashSet, fs, io, os::fd::AsRawFd as _, time::Duration};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+};
+use std::os::fd::OwnedFd;
+use tokio::{io::unix::AsyncFd, time};
+
+/// Multicast group of the kernel's own device events (`lib/kobject_uevent.c`).
+const KERNEL_EVENTS: u32 = 1;
+
+/// How often `/proc/modules` is read where the kernel does not tell.
+const POLL: Duration = Duration::from_secs(1);
+
+/// A module brings others with it: how long to wait for them.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// Waits for modules to come or go: by the kernel's device events, else by reading `/proc/modules` every second.
+pub struct ModuleWatch {
+    source: Source,
+}
+
+enum Source {
+    Events(AsyncFd<OwnedFd>),
+    Poll { last: HashSet<String> },
+}
+
+impl ModuleWatch {
+    /// Starts to watch; what happens from now on is told. Needs a tokio runtime.
+    pub fn new() -> Self {
+        let source = match events() {
+            Ok(socket) => Source::Events(socket),
+            Err(_) => Source::Poll { last: modules() },
+        };
+        Self { source }
+    }
+
+    /// Waits until a module comes or goes. Cancel safe: what it has not told it tells next time.
+    pub async fn changed(&mut self) {
+        match &mut self.source {
+            Source::Events(socket) => loop {
+                let Ok(mut ready) = socket.readable().await else {
+                    // No more events from this socket: nothing left to tell.
+                    return std::future::pending().await;
+                };
+                let seen = drain(socket.get_ref());
+                ready.clear_ready();
+                if seen {
+                    time::sleep(SETTLE).await;
+                    drain(socket.get_ref());
+                    return;
+                }
+            },
+            Source::Poll { last } => loop {
+                time::sleep(POLL).await;
+                let now = modules();
+                if now != *last {
+                    *last = now;
+                    return;
+                }
+            },
+        }
+    }
+}
+
+impl Default for ModuleWatch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn events() -> io::Result<AsyncFd<OwnedFd>> {
+    let socket = socket(
+        AddressFamily::Netlink,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        SockProtocol::NetlinkKObjectUEvent,
+    )?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, KERNEL_EVENTS))?;
+    // SAFETY: an OwnedFd gives always the same descriptor, which stays open until it is dropped.
+    Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// Reads all events that wait; says whether one was about a module. A socket that overflowed may have lost one.
+fn drain(socket: &OwnedFd) -> bool {
+    let mut seen = false;
+    let mut buffer = [0; 4096];
+    // Bounded, so that a flood of other devices' events cannot hold us here.
+    for _ in 0..10_000 {
+        match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            Ok(length) => seen |= is_module_event(&buffer[..length]),
+            Err(nix::errno::Errno::ENOBUFS) => seen = true,
+            Err(_) => break,
+        }
+    }
+    seen
+}
+
+/// `add@/module/ip_vs` or `remove@/module/ip_vs` (`lib/kobject_uevent.c` `kobject_uevent_env`, 5.10 - 7.3).
+fn is_module_event(message: &[u8]) -> bool {
+    message.starts_with(b"add@/module/") || message.starts_with(b"remove@/module/")
+}
+
+/// Lines of `/proc/modules` as far as they name modules and where they lie.
+fn modules() -> HashSet<String> {
+    fs::read_to_string("/proc/modules")
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            Some(format!("{} {}", words.next()?, words.next_back()?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn module_events_are_told_from_others() {
+        assert!(is_module_event(b"add@/module/ip_vs\0ACTION=add\0"));
+        assert!(is_module_event(b"remove@/module/ip_vs\0ACTION=remove\0"));
+        assert!(!is_module_event(b"add@/devices/virtual/net/veth0\0ACTION=add\0"));
+        assert!(!is_module_event(b""));
+    }
+}
