@@ -1,0 +1,83 @@
+//! Runs the scenarios inside a guest.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use droptrace_tests::{Result, netns, run, scenarios};
+
+/// Makes the kernel drop packets in known numbers, and checks what droptrace says of them.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run scenarios; exit status 1 if one failed.
+    Run {
+        /// Every scenario, also those that take long.
+        #[arg(long, conflicts_with = "families")]
+        full: bool,
+        /// One scenario per family of causes.
+        #[arg(long)]
+        families: bool,
+        /// Only scenarios whose name contains this.
+        #[arg(long, value_name = "PATTERN")]
+        only: Option<String>,
+        /// Where the results go, as JSON lines.
+        #[arg(long, value_name = "FILE")]
+        results: PathBuf,
+        /// Only provoke the drops and check the kernel's own counters.
+        #[arg(long)]
+        no_droptrace: bool,
+    },
+    /// Name the scenarios.
+    List,
+}
+
+fn main() -> ExitCode {
+    match execute(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("droptrace-tests: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::List => {
+            for scenario in scenarios::all() {
+                println!("{}", scenario.name);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Run {
+            full: _,
+            families,
+            only,
+            results,
+            no_droptrace,
+        } => {
+            netns::ensure_guest()?;
+            let chosen: Vec<_> = scenarios::all()
+                .into_iter()
+                .filter(|scenario| !families || scenario.family)
+                .filter(|scenario| only.as_ref().is_none_or(|only| scenario.name.contains(only)))
+                .collect();
+            anyhow::ensure!(
+                !chosen.is_empty(),
+                "no scenario has such a name; `droptrace-tests list` names them"
+            );
+            let totals = run::run(&chosen, &results, !no_droptrace)?;
+            Ok(if totals.failed == 0 {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }
+    }
+}
