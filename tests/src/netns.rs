@@ -230,9 +230,9 @@ pub fn has_module(module: &str) -> bool {
 /// Checks that this runs as root in a guest, where it may do as it likes.
 pub fn ensure_guest() -> Result<()> {
     ensure!(nix::unistd::geteuid().is_root(), "scenarios need root");
-    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     ensure!(
-        command_line.contains("droptrace") || std::env::var_os("DROPTRACE_TESTS_HERE").is_some(),
+        Path::new("/etc/droptrace/command.json").exists()
+            || std::env::var_os("DROPTRACE_TESTS_HERE").is_some(),
         "scenarios change global settings of the kernel: run them in a guest (`cargo xtask vm`); \
          DROPTRACE_TESTS_HERE=1 runs them here nevertheless"
     );

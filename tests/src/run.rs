@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::Context;
+use nix::sys::resource::{Resource, setrlimit};
 use serde_json::json;
 
 use crate::{
@@ -42,6 +43,9 @@ struct Results {
     totals: Mutex<Totals>,
 }
 
+/// Sockets, devices and namespaces that scenarios hold open at once.
+const OPEN_FILES: u64 = 65_536;
+
 /// Runs these scenarios, with a droptrace over all of them if `with_droptrace`.
 pub fn run(scenarios: &[Scenario], results: &Path, with_droptrace: bool) -> Result<Totals> {
     let file = File::create(results)
@@ -54,6 +58,8 @@ pub fn run(scenarios: &[Scenario], results: &Path, with_droptrace: bool) -> Resu
         "type": "plan",
         "scenarios": scenarios.iter().map(|scenario| scenario.name).collect::<Vec<_>>(),
     }))?;
+    setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES)
+        .context("cannot raise the limit of open files")?;
     let trace = if with_droptrace {
         Some(Arc::new(Trace::start(&[])?))
     } else {
