@@ -2,9 +2,11 @@
 
 use droptrace_common::{FieldId, Site, bits};
 
-use crate::diagnose::{
-    Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict, address_from_halves,
+use super::{
+    listener::{LIMIT_FROM, LimitFrom, Refuser},
+    values::{in_netns, sysctl_number},
 };
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The accept queue of a listener was full.
 pub(super) static CAUSE: Cause = Cause {
@@ -27,10 +29,7 @@ pub(super) static CAUSE: Cause = Cause {
         ("queue_length", "connections waiting for accept() when it refused"),
         ("queue_limit", "limit of the queue; limit + 1 connections fit"),
         ("somaxconn", "net.core.somaxconn of that netns now"),
-        (
-            "limit_from",
-            "where the limit came from: somaxconn (equal to it), application (its backlog is smaller), changed-since (somaxconn was lowered after listen()), or application-or-changed-since (smaller than somaxconn now; 128 is an old default)",
-        ),
+        ("limit_from", LIMIT_FROM),
         (
             "abort_on_overflow",
             "net.ipv4.tcp_abort_on_overflow of that netns",
@@ -74,29 +73,10 @@ fn verdict(signature: &Signature<'_>) -> Verdict {
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
-    let length = event.field(FieldId::AcceptQueueLength);
-    let limit = event.field(FieldId::AcceptQueueLimit);
-    let somaxconn = event.field(FieldId::Somaxconn).or_else(|| {
-        facts
-            .sysctls
-            .get("net.core.somaxconn")
-            .and_then(|text| text.parse().ok())
-    });
-    let abort = event.field(FieldId::TcpAbortOnOverflow);
-    let listener = facts.listener.as_ref();
-    let port = event
-        .field(FieldId::ListenerPort)
-        .or_else(|| event.parse().dport.map(u64::from));
-    let address = listener.map(|listener| listener.address.to_string()).or_else(|| {
-        let ip = address_from_halves(
-            event.field(FieldId::ListenerAddressHi)?,
-            event.field(FieldId::ListenerAddressLo)?,
-        );
-        Some(std::net::SocketAddr::new(ip, port? as u16).to_string())
-    });
-    let limit_from = limit
-        .zip(somaxconn)
-        .map(|(limit, somaxconn)| limit_from(limit, somaxconn));
+    let refuser = Refuser::of(event, facts);
+    let abort = event
+        .field(FieldId::TcpAbortOnOverflow)
+        .or_else(|| sysctl_number(facts, "net.ipv4.tcp_abort_on_overflow"));
     found
         .put(
             "stage",
@@ -106,71 +86,55 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
                 _ => "syn",
             },
         )
-        .put("listener", address.clone())
-        .put("queue_length", length)
-        .put("queue_limit", limit)
-        .put("somaxconn", somaxconn)
-        .put("limit_from", limit_from)
+        .put("listener", refuser.address.clone())
+        .put("queue_length", event.field(FieldId::AcceptQueueLength))
+        .put("queue_limit", refuser.limit)
+        .put("somaxconn", refuser.somaxconn)
+        .put("limit_from", refuser.limit_from().map(LimitFrom::name))
         .put("abort_on_overflow", abort.map(|value| value != 0))
-        .put("sharing", listener.map(|listener| listener.sharing));
-    found.owner = listener.and_then(|listener| listener.owner.clone());
-    advise(&mut found, address.as_deref(), limit, somaxconn, limit_from);
+        .put("sharing", refuser.sharing);
+    found.owner = refuser.owner.cloned();
+    advise(&mut found, facts, &refuser);
     found
 }
 
-fn limit_from(limit: u64, somaxconn: u64) -> &'static str {
-    match limit.cmp(&somaxconn) {
-        std::cmp::Ordering::Equal => "somaxconn",
-        std::cmp::Ordering::Greater => "changed-since",
-        // Defaults of somaxconn: 128 before 5.4, 4096 since (net/core/net_namespace.c).
-        std::cmp::Ordering::Less if limit == 128 || limit == 4096 => "application-or-changed-since",
-        std::cmp::Ordering::Less => "application",
-    }
-}
-
-fn advise(
-    found: &mut Finding,
-    address: Option<&str>,
-    limit: Option<u64>,
-    somaxconn: Option<u64>,
-    limit_from: Option<&'static str>,
-) {
-    let who = match &found.owner {
-        Some(owner) => format!("{} (pid {})", owner.comm, owner.pid),
-        None => format!("the listener on {}", address.unwrap_or("this port")),
-    };
-    let command = found
-        .owner
-        .as_ref()
-        .map(|owner| format!("cat /proc/{0}/stack /proc/{0}/status", owner.pid));
+fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
+    let who = refuser.who();
     found.advise(
         format!(
             "See what keeps {who} from calling accept(): blocked on a file system, stopped, or short of CPU."
         ),
-        command,
+        refuser
+            .owner
+            .map(|owner| format!("cat /proc/{0}/stack /proc/{0}/status", owner.pid)),
         "Reads only. A larger queue only delays the loss when accept() is not called at all.",
     );
-    let (Some(limit), Some(somaxconn), Some(from)) = (limit, somaxconn, limit_from) else {
+    let (Some(limit), Some(somaxconn), Some(from)) = (refuser.limit, refuser.somaxconn, refuser.limit_from())
+    else {
         return;
     };
-    let wanted = (limit * 4).max(1024);
+    let raise = in_netns(
+        facts,
+        refuser.owner,
+        &format!("sysctl -w net.core.somaxconn={}", (limit * 4).max(1024)),
+    );
     match from {
-        "somaxconn" => found.advise(
+        LimitFrom::Somaxconn => found.advise(
             format!("If bursts fill the queue: raise net.core.somaxconn (now {somaxconn}) in that netns, have {who} ask for a backlog as large, and restart it."),
-            Some(format!("sysctl -w net.core.somaxconn={wanted}")),
+            Some(raise),
             "The limit is fixed at listen(): without a restart of the listener nothing changes. Waiting connections take memory.",
         ),
-        "application" => found.advise(
+        LimitFrom::Application => found.advise(
             format!("If bursts fill the queue: raise the backlog that {who} gives to listen() (now {limit}; net.core.somaxconn {somaxconn} allows more), and restart or reload it."),
             None,
-            "Such as `listen 80 backlog=4096;` in nginx. The limit is fixed at listen().",
+            "Such as `listen 80 backlog=4096;` in nginx. The limit is fixed at listen(); should somaxconn have been lower then, the restart alone mends it.",
         ),
-        "changed-since" => found.advise(
-            format!("net.core.somaxconn is {somaxconn} now, lower than when {who} called listen(): after a restart the limit would fall to it. Raise it first."),
-            Some(format!("sysctl -w net.core.somaxconn={wanted}")),
-            "The limit is fixed at listen().",
+        LimitFrom::ChangedSince => found.advise(
+            format!("net.core.somaxconn is {somaxconn} now, lower than when {who} called listen() with a limit of {limit}: after a restart the limit would fall to it. Raise it first."),
+            Some(raise),
+            "The limit is fixed at listen(): it holds until the listener is restarted, and grows only then.",
         ),
-        _ => found.advise(
+        LimitFrom::ApplicationOrChangedSince => found.advise(
             format!("net.core.somaxconn is {somaxconn} now, yet the limit is {limit}: either {who} asked for {limit}, or it called listen() before somaxconn was raised. Restart it; if the limit stays, raise its own backlog."),
             None,
             "The limit is fixed at listen(): only a restart of the listener takes up a new somaxconn.",

@@ -2,11 +2,84 @@
 //! matches a signature is its cause, so the particular stands before the general.
 
 mod accept_queue;
+mod benign;
+mod clash;
+mod conntrack_insert_race;
+mod conntrack_nat_exhausted;
+mod conntrack_table_full;
+mod ipvs;
+mod ipvs_destination_gone;
+mod ipvs_no_destination;
+mod ipvs_timewait_reuse;
+mod listener;
+mod local_source;
+mod martian_destination;
+mod martian_source;
+mod neigh_failed;
+mod netfilter_rule;
+mod no_route;
+mod no_socket;
+mod paws_established;
+mod paws_request;
+mod paws_timewait;
+mod rp_filter;
+mod syn_backlog;
+mod syn_queue;
+mod syn_refused;
+mod timestamps;
+mod timewait_old_sequence;
 mod unknown;
+mod values;
+mod vip_no_service;
 
 use super::Cause;
 
 /// Every cause.
-pub(super) static ALL: &[&Cause] = &[&accept_queue::CAUSE, &unknown::KERNEL_REASON, &UNKNOWN];
+pub(super) static ALL: &[&Cause] = &[
+    // Named by their own hook.
+    &accept_queue::CAUSE,
+    &syn_queue::CAUSE,
+    &syn_backlog::CAUSE,
+    &syn_refused::CAUSE,
+    &conntrack_insert_race::CAUSE,
+    &conntrack_nat_exhausted::CAUSE,
+    &conntrack_table_full::CAUSE,
+    &ipvs_timewait_reuse::CAUSE,
+    &ipvs_destination_gone::CAUSE,
+    &ipvs_no_destination::CAUSE,
+    &timewait_old_sequence::CAUSE,
+    &benign::TIMEWAIT_SEGMENT,
+    &benign::REQUEST_RETRANSMIT,
+    &benign::REQUEST_KILLED_BY_ICMP,
+    &benign::CONNTRACK_CLASH_RESOLVED,
+    // Named by hook or reason.
+    &paws_timewait::CAUSE,
+    &paws_request::CAUSE,
+    &paws_established::CAUSE,
+    &benign::PAWS_OLD_ACK,
+    // The counter of rp_filter decides before the address does.
+    &rp_filter::CAUSE,
+    &local_source::CAUSE,
+    &martian_source::CAUSE,
+    &martian_destination::CAUSE,
+    // A RST to a virtual address is somebody's answer; elsewhere it has nothing to end.
+    &vip_no_service::CAUSE,
+    &benign::TCP_RESET_RECEIVED,
+    &no_socket::CAUSE,
+    &neigh_failed::CAUSE,
+    &no_route::CAUSE,
+    &netfilter_rule::CAUSE,
+    &benign::DUPLICATE_DATA,
+    &benign::ICMP_HANDLED,
+    &benign::TAP_OVERFLOW,
+    &benign::OTHER_HOST,
+    &benign::MULTICAST_NOT_JOINED,
+    &benign::UNKNOWN_ETHERTYPE,
+    &benign::QUEUE_PURGE,
+    &benign::NOT_A_PACKET,
+    // What is left.
+    &unknown::KERNEL_REASON,
+    &UNKNOWN,
+];
 
 pub use unknown::UNKNOWN;

@@ -1,6 +1,19 @@
 //! What the catalogue does not explain keeps the kernel's own word, or none.
 
+use droptrace_common::Site;
+
+use super::netfilter_rule;
 use crate::diagnose::{Cause, Facts, Family, Finding, RawEvent, Signature, Verdict};
+
+/// The evidence of a cause that knows no more than the kernel says.
+pub(super) const EVIDENCE: &[(&str, &str)] = &[
+    (
+        "reason",
+        "the kernel's name of the reason; null on kernels without reasons",
+    ),
+    ("location", "kernel function that freed the packet"),
+    ("site", "hook or branch that saw it"),
+];
 
 /// The kernel gives a reason that the catalogue has no cause for.
 pub(super) static KERNEL_REASON: Cause = Cause {
@@ -8,10 +21,15 @@ pub(super) static KERNEL_REASON: Cause = Cause {
     family: Family::Other,
     title: "dropped for the kernel's own reason",
     mechanism: "The kernel names a drop reason (enum skb_drop_reason, include/net/dropreason-core.h) that this \
-        catalogue does not explain further.",
+        catalogue does not explain further, or that more than one cause may stand behind.",
     evidence: &[
-        ("reason", "the kernel's name of the reason"),
-        ("location", "kernel function that freed the packet"),
+        EVIDENCE[0],
+        EVIDENCE[1],
+        EVIDENCE[2],
+        (
+            "doubt",
+            "why no cause is named, where the reason may have several",
+        ),
     ],
     remedy: "The comment at this reason in the kernel's include/net/dropreason-core.h says what it means.",
     counter: None,
@@ -19,7 +37,7 @@ pub(super) static KERNEL_REASON: Cause = Cause {
     needs: &[],
     matches: |signature| !signature.unspecified(),
     verdict,
-    find,
+    find: find_with_doubt,
     refine: None,
 };
 
@@ -29,10 +47,12 @@ pub static UNKNOWN: Cause = Cause {
     family: Family::Other,
     title: "dropped, cause not known",
     mechanism: "The packet was freed as dropped, without a reason from the kernel, at a place that this catalogue \
-        does not know.",
+        does not know, or at which more than one cause may stand behind.",
     evidence: &[
-        ("reason", "the kernel's name of the reason, where it has one"),
-        ("location", "kernel function that freed the packet"),
+        EVIDENCE[0],
+        EVIDENCE[1],
+        EVIDENCE[2],
+        ("doubt", "why no cause is named, where the place may have several"),
     ],
     remedy: "The location is the kernel function that freed the packet; its source tells which checks it makes.",
     counter: None,
@@ -40,7 +60,7 @@ pub static UNKNOWN: Cause = Cause {
     needs: &[],
     matches: |_| true,
     verdict,
-    find,
+    find: find_with_doubt,
     refine: None,
 };
 
@@ -48,10 +68,36 @@ fn verdict(_: &Signature<'_>) -> Verdict {
     Verdict::Dropped
 }
 
-fn find(_: &RawEvent, facts: &Facts) -> Finding {
+/// Writes the evidence of [`EVIDENCE`].
+pub(super) fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     found
         .put("reason", facts.reason.clone())
-        .put("location", facts.location.clone());
+        .put("location", facts.location.clone())
+        .put("site", event.site.name());
+    found
+}
+
+fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = find(event, facts);
+    let signature = Signature::of_event(event, facts);
+    let doubt = netfilter_rule::doubt(&signature).or_else(|| {
+        let overflow = signature.site == Site::Free && signature.because(&["TCP_LISTEN_OVERFLOW"]);
+        overflow.then_some(
+            "the kernel gives this reason for every last ACK of a handshake that a listener refuses, whether its queue is full or not",
+        )
+    });
+    found.put("doubt", doubt);
+    if let Some(reason) = facts
+        .reason
+        .as_deref()
+        .filter(|reason| *reason != "NOT_SPECIFIED")
+    {
+        found.advise(
+            format!("Read what the kernel's developers say about {reason}."),
+            None,
+            "In include/net/dropreason-core.h of the kernel source, for this kernel's release.",
+        );
+    }
     found
 }

@@ -1,0 +1,127 @@
+//! `ipvs-timewait-reuse`: a SYN met an IPVS entry that an earlier connection left.
+
+use droptrace_common::{Site, bits};
+
+use super::{
+    ipvs::Entry,
+    values::{endpoint, in_netns, sysctl_number},
+};
+use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
+
+/// A new connection follows an old IPVS entry instead of being scheduled.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "ipvs-timewait-reuse",
+    family: Family::Ipvs,
+    title: "SYN met a left-over IPVS entry of an earlier connection",
+    mechanism: "IPVS remembers each connection after its end (TIME_WAIT 2 min). A client that uses the same \
+        port again meets that entry, and its SYN follows it instead of being scheduled (ip_vs_in, \
+        net/netfilter/ipvs/ip_vs_core.c). Is the entry's server still in the service, the SYN is sent there, even when its weight is 0 \
+        and nothing runs there any more: the kernel drops nothing, the client waits. Was the server removed, the SYN is dropped silently. \
+        Only expire_nodest_conn=1 (for servers removed or of weight 0) or conn_reuse_mode not 0 (for entries in \
+        TIME_WAIT or CLOSE) has the SYN scheduled anew; if the SYN carries a confirmed conntrack entry, \
+        IPVS drops it once and schedules the next one, a second later. No counter of the kernel shows any of it.",
+    evidence: &[
+        ("virtual_service", "address and port of the service"),
+        ("client", "address and port that the client uses again"),
+        ("state", "state of the left-over entry, as ipvsadm -Lnc shows it"),
+        ("real_server", "server of the entry"),
+        (
+            "weight",
+            "its weight; 0 takes no new connections; null when it was removed",
+        ),
+        ("removed", "whether the server was removed from the service"),
+        (
+            "fate",
+            "what IPVS did with the SYN: sent-to-old-server, dropped, or expired-and-dropped (the next SYN is scheduled)",
+        ),
+        ("conn_reuse_mode", "net.ipv4.vs.conn_reuse_mode of that netns"),
+        (
+            "expire_nodest_conn",
+            "net.ipv4.vs.expire_nodest_conn of that netns",
+        ),
+    ],
+    remedy: "Set net.ipv4.vs.expire_nodest_conn=1, as kube-proxy does, and conn_reuse_mode=1 where servers die without \
+        being taken out of the service.",
+    counter: None,
+    benign: false,
+    needs: &[
+        Need::Sysctl("net.ipv4.vs.conn_reuse_mode"),
+        Need::Sysctl("net.ipv4.vs.expire_nodest_conn"),
+    ],
+    matches: |signature| match signature.site {
+        Site::IpvsReuseDropped | Site::IpvsReuseMisdelivered => true,
+        Site::IpvsExpired => signature.has(bits::SYN),
+        _ => false,
+    },
+    verdict: |signature: &Signature<'_>| {
+        if signature.site == Site::IpvsReuseMisdelivered {
+            Verdict::Misdelivered
+        } else {
+            Verdict::Dropped
+        }
+    },
+    find,
+    refine: None,
+};
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    let entry = Entry::of(event);
+    let packet = event.parse();
+    let reuse = sysctl_number(facts, "net.ipv4.vs.conn_reuse_mode");
+    let expire = sysctl_number(facts, "net.ipv4.vs.expire_nodest_conn");
+    found
+        .put("virtual_service", entry.service_text())
+        .put("client", endpoint(packet.src, packet.sport))
+        .put("state", entry.state)
+        .put("real_server", entry.server_text())
+        .put("weight", entry.weight)
+        .put("removed", entry.removed)
+        .put(
+            "fate",
+            match event.site {
+                Site::IpvsReuseMisdelivered => "sent-to-old-server",
+                Site::IpvsReuseDropped => "dropped",
+                _ => "expired-and-dropped",
+            },
+        )
+        .put("conn_reuse_mode", reuse)
+        .put("expire_nodest_conn", expire);
+    let server = entry.server_text().unwrap_or_else(|| "the old server".to_owned());
+    if event.site == Site::IpvsExpired {
+        found.advise(
+            "Nothing to set: the entry is gone now, and the client's next SYN, a second later, is scheduled. If it happens often, let the client rest its ports longer, or keep connections open.",
+            None,
+            "The SYN was lost since it carried a confirmed conntrack entry, which cannot move to another server.",
+        );
+        return found;
+    }
+    let leaving = entry.removed == Some(true) || entry.weight == Some(0);
+    if leaving && expire != Some(1) {
+        found.advise(
+            format!("Have IPVS forget entries of servers that were removed or have weight 0, such as {server}: the SYN is then scheduled anew."),
+            Some(in_netns(facts, None, "sysctl -w net.ipv4.vs.expire_nodest_conn=1")),
+            "Takes effect at once. A connection whose server is removed ends with the next packet instead of hanging; kube-proxy sets it. For weight 0 kernels before 5.16 want conn_reuse_mode=1 as well.",
+        );
+    }
+    if !leaving && reuse == Some(0) {
+        found.advise(
+            format!("Have IPVS schedule a SYN that meets an entry in TIME_WAIT or CLOSE, instead of sending it to {server}."),
+            Some(in_netns(facts, None, "sysctl -w net.ipv4.vs.conn_reuse_mode=1")),
+            "Takes effect at once. With net.ipv4.vs.conntrack=1 kernels before 5.9 then delay such connections by a second.",
+        );
+    }
+    if entry.removed != Some(true) {
+        found.advise(
+            format!(
+                "If {server} is dead, take it out of the service, and let a health check do so in future."
+            ),
+            entry
+                .service_option()
+                .zip(entry.server_text())
+                .map(|(service, server)| in_netns(facts, None, &format!("ipvsadm -d {service} -r {server}"))),
+            "Its living connections end; with expire_nodest_conn=0 their packets are then dropped silently.",
+        );
+    }
+    found
+}

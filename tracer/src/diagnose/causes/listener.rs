@@ -1,0 +1,102 @@
+//! What the causes of a refusing listener have in common.
+
+use std::net::SocketAddr;
+
+use droptrace_common::FieldId;
+
+use super::values::sysctl_number;
+use crate::diagnose::{Facts, Owner, RawEvent};
+
+/// The listener as event and facts know it.
+pub(super) struct Refuser<'a> {
+    /// Address and port.
+    pub(super) address: Option<String>,
+    /// Its process.
+    pub(super) owner: Option<&'a Owner>,
+    /// `sk_max_ack_backlog`: limit of the accept queue and of the SYN queue.
+    pub(super) limit: Option<u64>,
+    /// `net.core.somaxconn` of its netns now.
+    pub(super) somaxconn: Option<u64>,
+    /// Listeners that share address and port.
+    pub(super) sharing: Option<u32>,
+}
+
+impl<'a> Refuser<'a> {
+    /// Reads it: the event's own values first, since they are of the moment of the drop.
+    pub(super) fn of(event: &RawEvent, facts: &'a Facts) -> Self {
+        let known = facts.listener.as_ref();
+        let port = event
+            .field(FieldId::ListenerPort)
+            .map(|port| port as u16)
+            .or_else(|| event.parse().dport);
+        let bound = || {
+            let ip = event.address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo)?;
+            Some(SocketAddr::new(ip, port?).to_string())
+        };
+        Self {
+            address: known.map(|known| known.address.to_string()).or_else(bound),
+            owner: known.and_then(|known| known.owner.as_ref()),
+            limit: event
+                .field(FieldId::AcceptQueueLimit)
+                .or_else(|| known.map(|known| known.queue_limit.into())),
+            somaxconn: event
+                .field(FieldId::Somaxconn)
+                .or_else(|| sysctl_number(facts, "net.core.somaxconn")),
+            sharing: known.map(|known| known.sharing),
+        }
+    }
+
+    /// The process, else the listener, in words.
+    pub(super) fn who(&self) -> String {
+        match self.owner {
+            Some(owner) => format!("{} (pid {})", owner.comm, owner.pid),
+            None => format!(
+                "the listener on {}",
+                self.address.as_deref().unwrap_or("this port")
+            ),
+        }
+    }
+
+    /// Where the limit came from, as far as it can be told afterwards: it was
+    /// min(backlog, somaxconn) when listen() was called.
+    pub(super) fn limit_from(&self) -> Option<LimitFrom> {
+        let (limit, somaxconn) = (self.limit?, self.somaxconn?);
+        Some(match limit.cmp(&somaxconn) {
+            std::cmp::Ordering::Equal => LimitFrom::Somaxconn,
+            std::cmp::Ordering::Greater => LimitFrom::ChangedSince,
+            // Defaults of somaxconn: 128 before 5.4, 4096 since (net/core/net_namespace.c).
+            std::cmp::Ordering::Less if limit == 128 || limit == 4096 => LimitFrom::ApplicationOrChangedSince,
+            std::cmp::Ordering::Less => LimitFrom::Application,
+        })
+    }
+}
+
+/// Origin of a listener's limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LimitFrom {
+    /// Equal to somaxconn.
+    Somaxconn,
+    /// Smaller than somaxconn: the backlog that the application gave.
+    Application,
+    /// Larger than somaxconn, which was lowered after listen().
+    ChangedSince,
+    /// Smaller than somaxconn, and a former default of it.
+    ApplicationOrChangedSince,
+}
+
+impl LimitFrom {
+    /// The word in evidence.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Somaxconn => "somaxconn",
+            Self::Application => "application",
+            Self::ChangedSince => "changed-since",
+            Self::ApplicationOrChangedSince => "application-or-changed-since",
+        }
+    }
+}
+
+/// What each value of `limit_from` means, for the list of evidence.
+pub(super) const LIMIT_FROM: &str = "where the limit came from: somaxconn (equal to it), application (its backlog is \
+    smaller), changed-since (somaxconn was lowered after listen()), or application-or-changed-since (smaller than \
+    somaxconn now, and equal to a default that somaxconn had)";

@@ -1,0 +1,208 @@
+//! `netfilter-rule`: a rule or policy of netfilter dropped or rejected the packet.
+
+use droptrace_common::{FieldId, Site, bits};
+
+use super::values::{Segment, device, in_netns};
+use crate::diagnose::{Cause, Facts, Family, Finding, RawEvent, Signature, Verdict};
+
+/// A netfilter verdict ended the packet, and no better cause is known for it.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "netfilter-rule",
+    family: Family::Netfilter,
+    title: "netfilter rule or policy dropped the packet",
+    mechanism: "A rule, or the policy of a chain, of nftables or iptables gave the verdict DROP or REJECT. nf_hook_slow \
+        (net/netfilter/core.c) frees the packet; from 6.12 on nftables frees it in nft_do_chain. A packet that a program \
+        behind NFQUEUE dropped is freed at nf_reinject or nfqnl_reinject, one that no program would take at nf_queue. \
+        Conntrack clashes, a full conntrack table and IPVS give the same verdict and are causes of their own; where the \
+        destination is an IPVS service and nf_hook_slow freed the packet, it stays open who dropped it (kernel-reason). For a \
+        local sender send() fails with EPERM.",
+    evidence: &[
+        (
+            "by",
+            "rule, reject (a REJECT target or reject statement answered), nfqueue (a program's verdict, or a later rule), or nfqueue-full (no program listens, or its queue is full)",
+        ),
+        (
+            "engine",
+            "nftables, where the kernel tells (6.12 and later); null when it may be iptables or nftables",
+        ),
+        (
+            "hook_point",
+            "prerouting, input, forward, output, postrouting, ingress or bridge; null when the stack does not tell",
+        ),
+        ("interface", "device that the packet came by or leaves by"),
+        (
+            "segment",
+            "syn, reply (SYN-ACK) or mid-stream; null when it is not TCP",
+        ),
+        (
+            "meaning",
+            "what the loss of it does to the connection; null when it is not TCP",
+        ),
+    ],
+    remedy: "Find the rule by its counter or by a trace of one packet; add an accept before it if the packet is wanted.",
+    counter: None,
+    benign: false,
+    needs: &[],
+    matches: |signature| by(signature.site, signature).is_some(),
+    verdict: |signature: &Signature<'_>| {
+        if signature.site == Site::NetfilterReject {
+            Verdict::Rejected
+        } else {
+            Verdict::Dropped
+        }
+    },
+    find,
+    refine: None,
+};
+
+/// Whether conntrack or IPVS may just as well have given the verdict.
+fn ambiguous(signature: &Signature<'_>) -> bool {
+    doubt(signature).is_some()
+}
+
+/// Why a verdict freed by `nf_hook_slow` is not laid to a rule.
+pub(super) fn doubt(signature: &Signature<'_>) -> Option<&'static str> {
+    if !signature.at(&["nf_hook_slow", "nf_reinject", "nfqnl_reinject"]) {
+        None
+    } else if signature.has(bits::CONNTRACK_DYING) {
+        Some(
+            "conntrack drops a packet whose entry is being removed at the same place as a rule: it stays open which of them did",
+        )
+    } else if signature.has(bits::SERVICE_IPVS) && !signature.has(bits::IPVS_PROPERTY) {
+        Some(
+            "the destination is an IPVS service, and IPVS drops silently at the same place as a rule: run with --ipvs to tell them apart",
+        )
+    } else {
+        None
+    }
+}
+
+/// Who gave the verdict; `None`: not netfilter, or not known to be a rule.
+fn by(site: Site, signature: &Signature<'_>) -> Option<&'static str> {
+    let named = signature.because(&["NETFILTER_DROP"]);
+    match site {
+        Site::NetfilterReject => Some("reject"),
+        Site::Free if named && signature.at(&["nft_do_chain"]) => Some("rule"),
+        Site::Free if (named || signature.reason.is_none()) && signature.at(&["nf_hook_slow"]) => {
+            (!ambiguous(signature)).then_some("rule")
+        }
+        Site::Free if signature.unspecified() && signature.at(&["nf_reinject", "nfqnl_reinject"]) => {
+            (!ambiguous(signature)).then_some("nfqueue")
+        }
+        Site::Free if signature.unspecified() && signature.at(&["nf_queue"]) => Some("nfqueue-full"),
+        _ => None,
+    }
+}
+
+/// The hook point: as the hook state says, else by the innermost frame that belongs to one.
+fn hook_point(event: &RawEvent, facts: &Facts) -> Option<&'static str> {
+    // enum nf_inet_hooks, include/uapi/linux/netfilter.h
+    const HOOKS: [&str; 6] = [
+        "prerouting",
+        "input",
+        "forward",
+        "output",
+        "postrouting",
+        "ingress",
+    ];
+    event
+        .field(FieldId::HookNumber)
+        .and_then(|number| HOOKS.get(number as usize).copied())
+        .or_else(|| facts.frames.iter().find_map(|frame| point_of_frame(frame)))
+}
+
+/// The hook point that a function calls netfilter for.
+fn point_of_frame(frame: &str) -> Option<&'static str> {
+    Some(match frame.split('.').next().unwrap_or(frame) {
+        "ip_rcv"
+        | "ip_list_rcv"
+        | "ip_sublist_rcv"
+        | "ipv6_rcv"
+        | "ipv6_list_rcv"
+        | "ip6_sublist_rcv"
+        | "br_nf_pre_routing"
+        | "br_nf_pre_routing_ipv6" => "prerouting",
+        "ip_local_deliver" | "ip6_input" => "input",
+        "ip_forward" | "ip6_forward" | "br_nf_forward" | "br_nf_forward_ip" => "forward",
+        "__ip_local_out" | "ip_local_out" | "__ip6_local_out" | "ip6_local_out" | "ip6_xmit" => "output",
+        "ip_output" | "ip_mc_output" | "ip6_output" | "br_nf_post_routing" => "postrouting",
+        "__netif_receive_skb_core" => "ingress",
+        "br_handle_frame" | "br_forward" | "__br_forward" | "br_pass_frame_up" => "bridge",
+        _ => return None,
+    })
+}
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    let signature = Signature::of_event(event, facts);
+    let by = by(event.site, &signature);
+    let point = hook_point(event, facts);
+    let segment = Segment::of(event);
+    let rejected = event.site == Site::NetfilterReject;
+    found
+        .put("by", by)
+        .put("engine", signature.at(&["nft_do_chain"]).then_some("nftables"))
+        .put("hook_point", point)
+        .put("interface", device(event, facts))
+        .put("segment", segment.map(Segment::name))
+        .put(
+            "meaning",
+            segment.map(|segment| match (segment, rejected) {
+                (Segment::Syn, true) => "the connection is refused at once",
+                (Segment::Syn, false) => "the connection cannot be opened: the client tries again until it gives up",
+                (Segment::Reply, _) => {
+                    "the connection was let through one way, its answer is not: a rule forgets the way back"
+                }
+                (Segment::MidStream, true) => "a running connection is cut",
+                (Segment::MidStream, false) => {
+                    "a running connection stalls: a rule came later than the connection, or its conntrack state is lost or INVALID"
+                }
+            }),
+        );
+    advise(&mut found, event, facts, by, point);
+    found
+}
+
+fn advise(found: &mut Finding, event: &RawEvent, facts: &Facts, by: Option<&str>, point: Option<&str>) {
+    if by == Some("nfqueue-full") {
+        found.advise(
+            "See which program should take packets from the queue, whether it runs and keeps up.",
+            Some(in_netns(facts, None, "cat /proc/net/netfilter/nfnetlink_queue")),
+            "Reads only: queue, port id of the program, waiting, dropped by the queue and by the program. A rule with `--queue-bypass` (nft: `bypass`) lets packets pass while no program listens.",
+        );
+        return;
+    }
+    found.advise(
+        "Find the rule: its counter grows with each such packet.",
+        Some(in_netns(
+            facts,
+            None,
+            "sh -c \"iptables-save -c | grep -e DROP -e REJECT -e QUEUE; nft list ruleset | grep -n -e drop -e reject -e queue\"",
+        )),
+        "Reads only. For IPv6 rules of iptables: ip6tables-save -c. nft counts only where a rule says `counter`.",
+    );
+    let packet = event.parse();
+    if let Some((src, dst)) = packet.src.zip(packet.dst) {
+        let family = if src.is_ipv4() { "ip" } else { "ip6" };
+        let transport = match (packet.protocol_name(), packet.dport) {
+            (Some(name), Some(port)) if matches!(name.as_str(), "tcp" | "udp" | "sctp") => {
+                format!(" {name} dport {port}")
+            }
+            _ => String::new(),
+        };
+        let hook = if matches!(point, Some("output" | "postrouting")) && event.header.iif == 0 {
+            "output"
+        } else {
+            "prerouting"
+        };
+        found.advise(
+            "Or trace one such packet through all nftables rules, those of iptables-nft included.",
+            Some(in_netns(
+                facts,
+                None,
+                &format!("sh -c \"nft add table inet look; nft 'add chain inet look c {{ type filter hook {hook} priority -350; }}'; nft add rule inet look c {family} saddr {src} {family} daddr {dst}{transport} meta nftrace set 1; nft monitor trace; nft delete table inet look\""),
+            )),
+            "Adds a table `look` until the trace is ended with Ctrl-C. Each traced packet costs time. Rules of iptables-legacy do not show.",
+        );
+    }
+}

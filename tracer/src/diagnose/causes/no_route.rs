@@ -1,0 +1,144 @@
+//! `no-route`: the routing table has no way to the destination.
+
+use droptrace_common::{FieldId, Site, bits};
+
+use super::values::{Segment, device, in_netns, sysctl_number};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
+
+/// Functions that free an IPv6 packet for its route.
+const IPV6_DISCARD: [&str; 3] = ["ip6_pkt_drop", "ip6_pkt_discard", "ip6_pkt_discard_out"];
+
+/// There is no route, or forwarding is off.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "no-route",
+    family: Family::Routing,
+    title: "no route to the destination, or forwarding is off",
+    mechanism: "The route lookup for the packet ended in `unreachable`: no route matches, or one of type unreachable does. \
+        With forwarding off this holds for every received packet whose destination is not an address of this netns. ip_error \
+        (net/ipv4/route.c) frees received IPv4 packets, ip6_pkt_discard (net/ipv6/route.c) IPv6 ones, __ip_queue_xmit \
+        (net/ipv4/ip_output.c) segments of a local connection whose route went away. While forwarding is on, and for \
+        IPv6, the sender is told by ICMP. Routes of type blackhole and prohibit are not this cause.",
+    evidence: &[
+        ("destination", "address without a route"),
+        ("interface", "device that the packet came by"),
+        (
+            "forwarding",
+            "whether that device forwards (net.ipv4 or net.ipv6.conf.DEVICE.forwarding)",
+        ),
+        (
+            "route_error",
+            "what the lookup answered: host-unreachable or network-unreachable",
+        ),
+        (
+            "segment",
+            "syn, reply (SYN-ACK) or mid-stream; null when it is not TCP",
+        ),
+        ("meaning", "what the loss says"),
+    ],
+    remedy: "Add a route, turn forwarding on if this host is a router for the packet, or find out why the packet comes here.",
+    counter: Some(Counter {
+        name: "IpExtInNoRoutes, IpInAddrErrors or IpOutNoRoutes (Ip6… for IPv6)",
+    }),
+    benign: false,
+    needs: &[
+        Need::Sysctl("net.ipv4.conf.{device}.forwarding"),
+        Need::Sysctl("net.ipv6.conf.{device}.forwarding"),
+    ],
+    matches,
+    verdict,
+    find,
+    refine: None,
+};
+
+fn matches(signature: &Signature<'_>) -> bool {
+    if signature.site != Site::Free {
+        return false;
+    }
+    let unreachable = signature.has(bits::NO_ROUTE);
+    if signature.at(&IPV6_DISCARD) {
+        // Routes of type prohibit share function and reason.
+        return unreachable
+            && (signature.unspecified() || signature.because(&["IP_INNOROUTES", "IP_OUTNOROUTES"]));
+    }
+    signature.because(&["IP_INNOROUTES", "IP_OUTNOROUTES"])
+        || signature.because(&["IP_INADDRERRORS"]) && signature.at(&["ip_error"])
+        || signature.unspecified()
+            && (signature.at(&["ip_error"]) && unreachable || signature.at(&["__ip_queue_xmit"]))
+}
+
+/// The sender is told unless forwarding is off or the sender is local; kernels without reasons do not tell which.
+fn verdict(signature: &Signature<'_>) -> Verdict {
+    let forwarding =
+        signature.at(&["ip_error"]) && signature.reason.is_some() && !signature.because(&["IP_INADDRERRORS"]);
+    if forwarding || signature.at(&IPV6_DISCARD) {
+        Verdict::Rejected
+    } else {
+        Verdict::Dropped
+    }
+}
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    let packet = event.parse();
+    let interface = device(event, facts);
+    let version = match packet.dst {
+        Some(std::net::IpAddr::V6(_)) => "ipv6",
+        _ => "ipv4",
+    };
+    let forwarding = interface
+        .and_then(|interface| sysctl_number(facts, &format!("net.{version}.conf.{interface}.forwarding")))
+        .map(|value| value != 0);
+    let segment = Segment::of(event);
+    let outgoing = event.header.iif == 0;
+    found
+        .put("destination", packet.dst.map(|ip| ip.to_string()))
+        .put("interface", interface)
+        .put("forwarding", forwarding)
+        .put(
+            "route_error",
+            event
+                .field(FieldId::RouteError)
+                .and_then(|error| match error as i32 {
+                    libc::EHOSTUNREACH => Some("host-unreachable"),
+                    libc::ENETUNREACH => Some("network-unreachable"),
+                    _ => None,
+                }),
+        )
+        .put("segment", segment.map(Segment::name))
+        .put(
+            "meaning",
+            match segment {
+                Some(Segment::MidStream) if outgoing => "the route of a running local connection went away",
+                Some(Segment::Reply) if outgoing => "this host cannot answer a client: no route back to it",
+                Some(Segment::Syn) => "a connection cannot be opened through or to this host",
+                Some(Segment::Reply) => "the answer to a connection does not find its way on from here",
+                Some(Segment::MidStream) => "a running connection is routed here, where its way ends",
+                None if outgoing => "this host has no way to the destination",
+                None => "the packet is routed here, where its way ends",
+            },
+        );
+    let Some(dst) = packet.dst else {
+        return found;
+    };
+    let look = match interface.filter(|_| !outgoing).zip(packet.src) {
+        Some((interface, src)) => format!("ip route get {dst} from {src} iif {interface}"),
+        None => format!("ip route get {dst}"),
+    };
+    found.advise(
+        format!("See how this netns routes {dst}, and add a route if the packet is right here."),
+        Some(in_netns(facts, None, &look)),
+        "Reads only. A new route moves all traffic to that network.",
+    );
+    if let (Some(interface), Some(false), false) = (interface, forwarding, outgoing) {
+        found.advise(
+            format!("Forwarding is off on {interface}: turn it on only if this host is to be a router for {dst}; else find out why the packet is sent here."),
+            Some(in_netns(
+                facts,
+                None,
+                &format!("sysctl -w net.{version}.conf.{interface}.forwarding=1"),
+            )),
+            "This host then forwards whatever its rules allow; for IPv6 it also stops taking router advertisements unless accept_ra=2.",
+        );
+    }
+    found
+}

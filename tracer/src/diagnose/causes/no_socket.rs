@@ -1,0 +1,143 @@
+//! `no-socket`: nobody listens at the packet's destination.
+
+use droptrace_common::{Site, bits};
+
+use super::{
+    ipvs::Entry,
+    values::{Segment, endpoint, in_netns},
+};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+
+/// Functions that look up a TCP socket.
+const TCP_RECEIVE: [&str; 2] = ["tcp_v4_rcv", "tcp_v6_rcv"];
+/// Functions that look up a UDP socket; 7.x has merged the inner ones into the outer.
+const UDP_RECEIVE: [&str; 6] = [
+    "__udp4_lib_rcv",
+    "__udp6_lib_rcv",
+    "udp_rcv",
+    "udpv6_rcv",
+    "udplite_rcv",
+    "udplitev6_rcv",
+];
+
+/// No socket for a packet to a local address.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "no-socket",
+    family: Family::Socket,
+    title: "no socket at the destination address and port",
+    mechanism: "The packet came to an address of this netns, and the lookup found neither a connection nor a listener for it \
+        (tcp_v4_rcv, net/ipv4/tcp_ipv4.c; __udp4_lib_rcv, net/ipv4/udp.c; and their IPv6 twins). TCP is answered by \
+        RST, UDP by ICMP port unreachable. From 6.1 on the kernel gives the reason NO_SOCKET; before, the RST or ICMP message tells. \
+        A syncookie ACK that a full accept queue refused carries the same reason elsewhere, and is not this cause.",
+    evidence: &[
+        ("destination", "address and port without a socket"),
+        (
+            "segment",
+            "syn, reply (SYN-ACK) or mid-stream; null when it is not TCP",
+        ),
+        ("meaning", "what that says"),
+        (
+            "ipvs_service",
+            "whether the destination is an IPVS service (which then had no entry for the packet)",
+        ),
+    ],
+    remedy: "A SYN or datagram: start the service, or let it listen on this address and in this netns. A later segment: \
+        find out why this host does not know the connection.",
+    counter: Some(Counter {
+        name: "TcpOutRsts or UdpNoPorts",
+    }),
+    benign: false,
+    needs: &[],
+    matches: found_none,
+    verdict,
+    find,
+    refine: None,
+};
+
+/// Whether the lookup of a TCP or UDP socket failed.
+pub(super) fn found_none(signature: &Signature<'_>) -> bool {
+    match signature.site {
+        Site::ResetWithoutSocket => true,
+        Site::PortUnreachable => signature.at(&UDP_RECEIVE),
+        Site::Free => {
+            signature.because(&["NO_SOCKET"])
+                && !signature.has(bits::ICMP)
+                && (signature.at(&TCP_RECEIVE) || signature.at(&UDP_RECEIVE))
+        }
+        _ => false,
+    }
+}
+
+/// A RST is never answered, and no error goes to a group of hosts.
+pub(super) fn verdict(signature: &Signature<'_>) -> Verdict {
+    if signature.bits & (bits::RST | bits::MULTICAST) != 0 {
+        Verdict::Dropped
+    } else {
+        Verdict::Rejected
+    }
+}
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    let packet = event.parse();
+    let destination = endpoint(packet.dst, packet.dport);
+    let segment = Segment::of(event);
+    let ipvs = event.has(bits::SERVICE_IPVS);
+    found
+        .put("destination", destination.clone())
+        .put("segment", segment.map(Segment::name))
+        .put(
+            "meaning",
+            match segment {
+                Some(Segment::Syn) => "connection refused: nobody listens there in this netns",
+                Some(Segment::Reply) => {
+                    "the answer to a connection that this host does not know: its socket is gone, or the request left from another host or netns with this address"
+                }
+                Some(Segment::MidStream) if ipvs => {
+                    "IPVS has no entry for this connection: the entry expired, or another director made it"
+                }
+                Some(Segment::MidStream) => {
+                    "a segment of a connection that this host does not know: it restarted, the address moved here, the socket was closed, or NAT was not undone (conntrack entry gone or INVALID)"
+                }
+                None => "nobody listens there in this netns",
+            },
+        )
+        .put("ipvs_service", ipvs);
+    let Some(port) = packet.dport else {
+        return found;
+    };
+    let where_to = destination.unwrap_or_else(|| format!("port {port}"));
+    let socket = if packet.protocol == Some(17) { "u" } else { "t" };
+    match segment {
+        Some(Segment::Syn) | None => {
+            found.advise(
+                format!("See who listens on port {port} in that netns, and on which address: start the service, or let it listen on {where_to}."),
+                Some(in_netns(facts, None, &format!("ss -{socket}lnp sport = :{port}"))),
+                "Reads only. A service that listens on 127.0.0.1 or in another netns is not reached.",
+            );
+        }
+        Some(Segment::MidStream) if ipvs => {
+            if let Some(service) = Entry::of(event).service_text() {
+                found.advise(
+                    format!("See the entries of {service} and their timeouts: an idle connection outlives its entry."),
+                    Some(in_netns(facts, None, &format!("sh -c \"ipvsadm -Ln --timeout; ipvsadm -Lnc | grep -F {service}\""))),
+                    "Reads only. A longer timeout (`ipvsadm --set`) keeps entries of dead connections, too; with two directors run the sync daemon.",
+                );
+            }
+        }
+        Some(Segment::Reply | Segment::MidStream) => {
+            if let Some((src, sport)) = packet.src.zip(packet.sport) {
+                found.advise(
+                    format!("See whether conntrack knows the flow from {src} port {sport}, and counts INVALID packets."),
+                    Some(in_netns(
+                        facts,
+                        None,
+                        &format!("sh -c \"conntrack -L -s {src} --sport {sport}; conntrack -L -q {src}; conntrack -S\""),
+                    )),
+                    "Reads only, but walks the table. The sender was told by RST; nothing more is lost.",
+                );
+            }
+        }
+    }
+    found
+}

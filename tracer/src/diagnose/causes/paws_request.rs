@@ -1,0 +1,61 @@
+//! `paws-request`: a segment older than the SYN of the pending handshake.
+
+use droptrace_common::Site;
+
+use super::{
+    timestamps::{AGE, BEHIND, RECEIVED, STORED, Timestamps},
+    values::{endpoint, in_netns},
+};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+
+/// PAWS rejected a segment that met a request in the SYN queue.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "paws-request",
+    family: Family::TimeWait,
+    title: "segment with an older timestamp than the pending handshake (PAWS)",
+    mechanism: "A segment that meets a half-open connection must carry a timestamp no older than its SYN's. \
+        tcp_check_req (net/ipv4/tcp_minisocks.c) rejects it otherwise, answers with an ACK, and counts PAWSEstab; the handshake stays \
+        pending. Either a segment of an earlier connection on the same 4-tuple arrives late, or two clients behind \
+        one NAT address share the 4-tuple.",
+    evidence: &[
+        STORED,
+        RECEIVED,
+        BEHIND,
+        AGE,
+        ("peer", "address and port that the segment came from"),
+    ],
+    remedy: "Find out whether two clients share one address and port: NAT with too few ports. A late segment of an \
+        earlier connection needs no remedy.",
+    counter: Some(Counter {
+        name: "TcpExtPAWSEstab",
+    }),
+    benign: false,
+    needs: &[],
+    matches: |signature| {
+        signature.site == Site::PawsRequest
+            || signature.because(&["TCP_RFC7323_PAWS"])
+                && signature.at(&["tcp_v4_rcv", "tcp_v6_rcv", "tcp_check_req"])
+    },
+    verdict: |_: &Signature<'_>| Verdict::Dropped,
+    find,
+    refine: None,
+};
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    let packet = event.parse();
+    Timestamps::of(event).put(&mut found);
+    let peer = endpoint(packet.src, packet.sport);
+    found.put("peer", peer.clone());
+    found.advise(
+        format!(
+            "See whether several clients stand behind {} (NAT); give that NAT more addresses or ports.",
+            peer.as_deref().unwrap_or("that address")
+        ),
+        packet
+            .src
+            .map(|src| in_netns(facts, None, &format!("ss -tan state syn-recv dst {src}"))),
+        "Reads only: the handshakes that are pending.",
+    );
+    found
+}

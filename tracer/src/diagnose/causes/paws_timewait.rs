@@ -1,0 +1,82 @@
+//! `paws-timewait`: a SYN or segment older than the connection that ended.
+
+use droptrace_common::{FieldId, Site};
+
+use super::{
+    timestamps::{AGE, BEHIND, RECEIVED, STORED, Timestamps},
+    values::{endpoint, in_netns},
+};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+
+/// PAWS rejected a segment that met a TIME_WAIT socket.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "paws-timewait",
+    family: Family::TimeWait,
+    title: "segment with an older timestamp than the connection in TIME_WAIT had (PAWS)",
+    mechanism: "A connection that this host closed keeps its 4-tuple in TIME_WAIT for 60 s. A new SYN on the same 4-tuple \
+        may take its place only with a newer timestamp (or, without timestamps, a later sequence number). With an older \
+        timestamp tcp_timewait_state_process (net/ipv4/tcp_minisocks.c) rejects it, answers with an ACK of the old connection, and \
+        starts the 60 s anew, so a client that keeps trying blocks itself. The kernel counts PAWSEstab up to 6.12, \
+        PAWSTimewait on 7.x. Clients behind one NAT address, each with a timestamp clock of its own, share \
+        4-tuples; so do clients whose clock starts anew for each destination.",
+    evidence: &[
+        STORED,
+        RECEIVED,
+        BEHIND,
+        AGE,
+        (
+            "substate",
+            "state that the ended connection was in: FIN_WAIT2 or TIME_WAIT",
+        ),
+        ("peer", "address and port that the segment came from"),
+    ],
+    remedy: "Do not let two clients share one 4-tuple within 60 s: more NAT addresses or ports, or keep connections \
+        open; or let the client close first, so that TIME_WAIT is on its side.",
+    counter: Some(Counter {
+        name: "TcpExtPAWSEstab (TcpExtPAWSTimewait from 7.x on)",
+    }),
+    benign: false,
+    needs: &[],
+    matches: |signature| signature.site == Site::PawsTimewait || signature.because(&["TCP_RFC7323_TW_PAWS"]),
+    verdict: |_: &Signature<'_>| Verdict::Dropped,
+    find,
+    refine: None,
+};
+
+/// `tw_substate` in words.
+pub(super) fn substate(event: &RawEvent) -> Option<&'static str> {
+    match event.field(FieldId::TimewaitSubstate)? {
+        5 => Some("FIN_WAIT2"),
+        6 => Some("TIME_WAIT"),
+        _ => None,
+    }
+}
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    let packet = event.parse();
+    Timestamps::of(event).put(&mut found);
+    let peer = endpoint(packet.src, packet.sport);
+    found.put("substate", substate(event)).put("peer", peer.clone());
+    let who = peer.as_deref().unwrap_or("the client");
+    found.advise(
+        format!("See whether several clients stand behind {who} (NAT): each has a timestamp clock of its own. Give that NAT more addresses or a wider range of ports, so that a 4-tuple rests for 60 s."),
+        packet
+            .src
+            .map(|src| in_netns(facts, None, &format!("ss -tan state time-wait dst {src}"))),
+        "Reads only: the 4-tuples that wait.",
+    );
+    found.advise(
+        "Keep connections open (HTTP keep-alive), or let the client close first: then TIME_WAIT is on its side.",
+        None,
+        "A change of the application on one of the sides.",
+    );
+    found.advise(
+        "As a last resort turn timestamps off at the clients behind the NAT, or here.",
+        Some(in_netns(facts, None, "sysctl -w net.ipv4.tcp_timestamps=0")),
+        "For new connections of that netns: no RTT from timestamps, no protection against wrapped sequence numbers. A SYN on \
+         the same 4-tuple must then have a later sequence number, else the cause is timewait-old-sequence. \
+         net.ipv4.tcp_tw_reuse concerns only connections that this host opens.",
+    );
+    found
+}

@@ -1,0 +1,119 @@
+//! How the rules read values of an event and its facts.
+
+use std::net::{IpAddr, SocketAddr};
+
+use droptrace_common::{FieldId, bits};
+
+use crate::diagnose::{Facts, Owner, RawEvent, address_from_halves};
+
+/// A setting of the netns, as text.
+pub(super) fn sysctl<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
+    facts.sysctls.get(name).map(|text| text.trim())
+}
+
+/// A setting of the netns that is a number.
+pub(super) fn sysctl_number(facts: &Facts, name: &str) -> Option<u64> {
+    sysctl(facts, name)?.parse().ok()
+}
+
+/// Name of the device that the packet came by, else of the one it is on.
+pub(super) fn device<'a>(event: &RawEvent, facts: &'a Facts) -> Option<&'a str> {
+    [event.header.iif, event.header.ifindex]
+        .iter()
+        .find_map(|index| facts.devices.get(index))
+        .map(String::as_str)
+}
+
+/// `command` as it is run in the netns of the drop: through the owner's process where that is
+/// known, else by the name of the netns, else as it is.
+pub(super) fn in_netns(facts: &Facts, owner: Option<&Owner>, command: &str) -> String {
+    match (owner, &facts.netns_name) {
+        (Some(owner), _) => format!("nsenter -t {} -n {command}", owner.pid),
+        (None, Some(name)) => format!("ip netns exec {name} {command}"),
+        (None, None) => command.to_owned(),
+    }
+}
+
+/// Address and port, as `10.0.0.1:80` or `[fd00::1]:80`; the address alone without a port.
+pub(super) fn endpoint(address: Option<IpAddr>, port: Option<u16>) -> Option<String> {
+    Some(match (address?, port) {
+        (address, Some(port)) => SocketAddr::new(address, port).to_string(),
+        (address, None) => address.to_string(),
+    })
+}
+
+/// Which part of a connection a TCP segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Segment {
+    /// Opens a connection.
+    Syn,
+    /// Answers one (SYN with ACK).
+    Reply,
+    /// Everything later.
+    MidStream,
+}
+
+impl Segment {
+    /// Of a TCP segment; `None` for anything else.
+    pub(super) fn of(event: &RawEvent) -> Option<Self> {
+        if event.has(bits::SYN) {
+            Some(Self::Syn)
+        } else if event.has(bits::SYN_ACK) {
+            Some(Self::Reply)
+        } else if event.has(bits::TCP) {
+            Some(Self::MidStream)
+        } else {
+            None
+        }
+    }
+
+    /// The word in evidence.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Syn => "syn",
+            Self::Reply => "reply",
+            Self::MidStream => "mid-stream",
+        }
+    }
+}
+
+/// A conntrack tuple.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tuple {
+    /// Source address and port.
+    pub(super) source: (IpAddr, u16),
+    /// Destination address and port.
+    pub(super) destination: (IpAddr, u16),
+}
+
+impl Tuple {
+    /// From the fields that hold it: source, destination (two halves each), ports.
+    pub(super) fn read(event: &RawEvent, fields: [FieldId; 5]) -> Option<Self> {
+        let [source_hi, source_lo, destination_hi, destination_lo, ports] = fields;
+        let address = |hi, lo| Some(address_from_halves(event.field(hi)?, event.field(lo)?));
+        let ports = event.field(ports)?;
+        Some(Self {
+            source: (address(source_hi, source_lo)?, (ports >> 16) as u16),
+            destination: (address(destination_hi, destination_lo)?, ports as u16),
+        })
+    }
+
+    /// The tuple of the other direction.
+    pub(super) const fn reversed(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+        }
+    }
+}
+
+impl std::fmt::Display for Tuple {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} > {}",
+            SocketAddr::from(self.source),
+            SocketAddr::from(self.destination)
+        )
+    }
+}
