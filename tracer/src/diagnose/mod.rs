@@ -8,6 +8,7 @@ pub mod causes;
 mod event;
 mod facts;
 mod record;
+mod topics;
 
 pub use catalogue::{
     Cause, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify, diagnose,
@@ -20,3 +21,4 @@ pub use record::{
     CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Record, Remedy,
     ScopeText, Summary, SynUnanswered, Verdict,
 };
+pub use topics::{Topic, topic_by_slug, topics};
