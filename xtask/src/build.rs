@@ -2,20 +2,87 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{self, step};
+use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
 
 /// The target of fully static programs: with the C library of the machine that builds, linked in.
 const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// What `cargo xtask build` is asked.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Optimise
+    #[arg(long)]
+    release: bool,
+    /// Link everything in: the program needs no shared library
+    #[arg(long = "static")]
+    fully_static: bool,
+}
+
+/// Builds the BPF object and droptrace; the last line on standard output is the program's path.
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
+    let object = bpf_object(workspace)?;
+    let build = Build {
+        profile: if arguments.release {
+            Profile::Release
+        } else {
+            Profile::Dev
+        },
+        fully_static: arguments.fully_static,
+    };
+    let program = build
+        .run(workspace, &["droptrace"], Some(&object))?
+        .join("droptrace");
+    if arguments.fully_static {
+        check_static(&program)?;
+    }
+    println!("{}", program.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the BPF object, with what that needs.
+///
+/// # Errors
+/// When the toolchain cannot be completed or the object does not compile.
+pub(crate) fn bpf_object(workspace: &Workspace) -> Result<PathBuf> {
+    let toolchain = {
+        let _lock = workspace.lock_cache()?;
+        Toolchain::get(workspace)?
+    };
+    toolchain.build_object(workspace)
+}
+
+/// The workspace's profiles.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// Quick to build, for debugging.
+    Dev,
+    /// What users get.
+    Release,
+    /// What guests run.
+    Guest,
+}
+
+impl Profile {
+    /// The name for `--profile`, and that of the folder of its programs.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Dev => ("dev", "debug"),
+            Self::Release => ("release", "release"),
+            Self::Guest => ("guest", "guest"),
+        }
+    }
+}
+
 /// How to build the user-space programs.
 pub(crate) struct Build {
-    /// Optimised.
-    pub(crate) release: bool,
+    /// With which profile.
+    pub(crate) profile: Profile,
     /// Without any shared library.
     pub(crate) fully_static: bool,
 }
@@ -47,14 +114,13 @@ impl Build {
         if self.fully_static {
             folder = folder.join(STATIC_TARGET);
         }
-        if self.release {
-            cargo.arg("--release");
-        }
+        let (profile, programs) = self.profile.names();
+        cargo.args(["--profile", profile]);
         if let Some(object) = bpf_object {
             cargo.env("DROPTRACE_BPF_OBJECT", object);
         }
         shell::run(&mut cargo)?;
-        Ok(folder.join(if self.release { "release" } else { "debug" }))
+        Ok(folder.join(programs))
     }
 }
 

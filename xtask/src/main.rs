@@ -6,6 +6,7 @@ mod debian;
 mod guest;
 mod shell;
 mod store;
+mod toolchain;
 mod vm;
 mod workspace;
 
@@ -26,6 +27,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Subcommands {
+    /// Build the BPF object and droptrace, and print the program's path
+    Build(build::Arguments),
     /// Run a command, or a shell, in an emulated guest with one of Debian's kernels
     Vm(vm::Arguments),
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
 fn dispatch(command: Subcommands) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match command {
+        Subcommands::Build(arguments) => build::run(&workspace, &arguments),
         Subcommands::Vm(arguments) => vm::run(&workspace, arguments),
     }
 }

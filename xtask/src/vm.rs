@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::build::Build;
+use crate::build::{self, Build, Profile};
 use crate::guest::{self, Guest, Series, Tools};
 use crate::shell::step;
 use crate::workspace::Workspace;
@@ -63,11 +63,16 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
         let kernel = series.newest(workspace, &tools)?;
         (tools, kernel)
     };
+    let object = if arguments.without_bpf {
+        None
+    } else {
+        Some(build::bpf_object(workspace)?)
+    };
     let programs = Build {
-        release: true,
+        profile: Profile::Guest,
         fully_static: true,
     }
-    .run(workspace, &["droptrace", "droptrace-tests"], None)?;
+    .run(workspace, &["droptrace", "droptrace-tests"], object.as_deref())?;
     for name in ["droptrace", "droptrace-tests"] {
         let path = programs.join(name);
         if path.exists() {

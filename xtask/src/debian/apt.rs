@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Suite;
 use super::mirror::Mirror;
 use crate::shell::{self, step};
 use crate::workspace::Workspace;
@@ -56,7 +55,7 @@ impl Apt {
     pub(crate) fn open(
         workspace: &Workspace,
         name: &str,
-        suites: &[Suite],
+        suites: &[&str],
         installed: Installed,
     ) -> Result<Self> {
         let directory = workspace.cache.join("apt").join(name);
@@ -97,7 +96,7 @@ impl Apt {
         Ok(apt)
     }
 
-    fn sources(suites: &[Suite]) -> Result<String> {
+    fn sources(suites: &[&str]) -> Result<String> {
         let keyring = KEYRINGS
             .iter()
             .find(|path| Path::new(path).exists())

@@ -4,7 +4,6 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::Suite;
 use crate::shell;
 
 /// The environment variable that names another mirror.
@@ -86,7 +85,7 @@ impl Mirror {
     }
 
     /// The line of a `sources.list` for one suite.
-    pub(crate) fn source_line(&self, suite: Suite, keyring: &str) -> String {
+    pub(crate) fn source_line(&self, suite: &str, keyring: &str) -> String {
         let base = if suite.ends_with("-security") {
             &self.security
         } else {
