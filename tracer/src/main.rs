@@ -1,2 +1,7 @@
 //! The `droptrace` binary.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    droptrace::cli::main()
+}

@@ -1,15 +1,30 @@
 //! What the user asked for, as the commands hand it on.
 
-use std::{ffi::OsString, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{IsTerminal, Write, stderr, stdout},
+    net::IpAddr,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use anyhow::Context;
 use clap::Args;
 use tokio::sync::Notify;
 
 use super::problem::Problem;
-use crate::sink::Sink;
+use crate::{
+    diagnose::Packet,
+    sink::{Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text},
+};
 
 /// Largest capture file by default, in bytes.
 pub const MAX_SIZE: u64 = 1 << 30;
+/// Smallest limit of a capture file, in bytes: coverage and some drops fit.
+const MIN_SIZE: u64 = 64 << 10;
 
 /// Which packets to see; for `show`, which drops to print.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -84,14 +99,127 @@ impl RunOptions {
     /// Opens the output, with its filters (benign, causes). The full-screen view takes the terminal at once: open it
     /// when everything that may fail has been tried.
     pub fn open(&self) -> anyhow::Result<Opened> {
-        match &self.output {
-            Output::Json(None) => Ok(Opened {
-                sink: Box::new(crate::sink::Json::new(std::io::stdout())),
-                quit: None,
-            }),
-            _ => anyhow::bail!("this output is not built yet"),
-        }
+        let selection = Selection {
+            benign: self.benign,
+            causes: self.scope.cause.clone(),
+            ..Selection::default()
+        };
+        let sink: Box<dyn Sink> = match &self.output {
+            Output::Tui => return self.open_tui(selection),
+            Output::Text(None) => {
+                let paint = Paint::for_terminal(stdout().is_terminal());
+                Box::new(Selected::new(selection, Text::new(stdout(), paint)))
+            }
+            Output::Text(Some(path)) => {
+                Box::new(Selected::new(selection, Text::new(create(path)?, Paint::Plain)))
+            }
+            Output::Json(None) => Box::new(Selected::new(selection, Json::new(stdout()))),
+            Output::Json(Some(path)) => Box::new(Selected::new(selection, Json::new(create(path)?))),
+            Output::Capture(path) => self.open_capture(selection, path)?,
+        };
+        Ok(Opened { sink, quit: None })
     }
+
+    fn open_capture(&self, selection: Selection, path: &Path) -> anyhow::Result<Box<dyn Sink>> {
+        let terminal = stderr().is_terminal();
+        let storage: Box<dyn Storage> = if path == Path::new("-") {
+            Box::new(stdout())
+        } else {
+            Box::new(create(path)?)
+        };
+        let summary: Box<dyn Write + Send> = if path == Path::new("-") {
+            Box::new(stderr())
+        } else {
+            Box::new(stdout())
+        };
+        let file = Pcapng::new(storage, self.max_size)
+            .with_context(|| format!("cannot begin the capture file {}", path.display()))?;
+        let captured = Captured::new(file, path.display().to_string(), terminal, summary);
+        Ok(Box::new(Selected::new(selection, captured)))
+    }
+
+    fn open_tui(&self, selection: Selection) -> anyhow::Result<Opened> {
+        let _ = (self, selection);
+        anyhow::bail!("the full-screen view is not built yet")
+    }
+}
+
+/// Creates a file, or tells how to go on.
+fn create(path: &Path) -> Result<File, Problem> {
+    File::create(path).map_err(|error| {
+        Problem::failure(
+            format!("cannot write {}: {error}", path.display()),
+            "give -o a file in a folder that exists, has space, and that you may write to",
+        )
+    })
+}
+
+impl ScopeArgs {
+    /// The same as a filter of drops that were recorded, maybe on another host.
+    pub fn selection(&self, benign: bool) -> Result<Selection, Problem> {
+        let mut netns = self
+            .netns
+            .iter()
+            .map(|netns| recorded_netns(netns))
+            .collect::<Result<Vec<_>, _>>()?;
+        if let Some(pid) = self.pid {
+            netns.push(recorded_netns(&format!("/proc/{pid}/ns/net"))?);
+        }
+        Ok(Selection {
+            benign,
+            causes: self.cause.clone(),
+            addresses: self.addr.clone(),
+            port: self.port,
+            protocol: self.protocol.and_then(protocol_name),
+            netns,
+        })
+    }
+}
+
+/// A netns as a record names it: a path becomes its inode number, a name or number stays.
+fn recorded_netns(netns: &str) -> Result<String, Problem> {
+    if !netns.contains('/') {
+        return Ok(netns.to_owned());
+    }
+    std::fs::metadata(netns)
+        .map(|metadata| metadata.ino().to_string())
+        .map_err(|error| {
+            Problem::usage(
+                format!("no network namespace at {netns}: {error}"),
+                "give the name or inode number that the capture shows",
+            )
+        })
+}
+
+/// The protocol as [`crate::diagnose::Drop::protocol`] names it.
+fn protocol_name(protocol: u8) -> Option<String> {
+    Packet {
+        protocol: Some(protocol),
+        ..Packet::default()
+    }
+    .protocol_name()
+}
+
+/// A size in bytes: a number, or one with K, M or G (powers of 1024).
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic()) {
+        digits if digits.len() == text.len() => (digits, 0),
+        digits => match text[digits.len()..].to_ascii_uppercase().as_str() {
+            "K" | "KIB" => (digits, 10),
+            "M" | "MIB" => (digits, 20),
+            "G" | "GIB" => (digits, 30),
+            unit => return Err(format!("{unit} is no unit; write bytes, or K, M, G")),
+        },
+    };
+    let bytes = digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "not a size; write bytes, or K, M, G".to_owned())?;
+    if bytes < MIN_SIZE {
+        return Err(format!("too small for a capture; at least {MIN_SIZE} bytes"));
+    }
+    Ok(bytes)
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -133,5 +261,36 @@ impl RunOptions {
             ));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_size("65536"), Ok(65536));
+        assert_eq!(parse_size("64K"), Ok(65536));
+        assert_eq!(parse_size("10m"), Ok(10 << 20));
+        assert_eq!(parse_size("1GiB"), Ok(1 << 30));
+        for wrong in ["", "K", "1.5G", "1T", "-1", "0", "100", "99999999999G"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_recorded_netns_is_named_as_given_or_by_inode() {
+        assert_eq!(recorded_netns("web").unwrap(), "web");
+        let own = std::fs::metadata("/proc/self/ns/net").unwrap().ino().to_string();
+        assert_eq!(recorded_netns("/proc/self/ns/net").unwrap(), own);
+        assert!(recorded_netns("/run/netns/no such name").is_err());
+    }
+
+    #[test]
+    fn protocols_are_named_as_in_records() {
+        assert_eq!(parse_protocol("TCP"), Ok(6));
+        assert_eq!(protocol_name(6).as_deref(), Some("tcp"));
+        assert_eq!(protocol_name(47).as_deref(), Some("47"));
     }
 }

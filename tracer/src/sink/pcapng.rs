@@ -55,6 +55,19 @@ impl Storage for File {
     }
 }
 
+impl Storage for io::Stdout {
+    fn cut(&mut self, _: u64) -> io::Result<()> {
+        // What a pipe took cannot be taken back; its reader stops at the whole blocks.
+        Ok(())
+    }
+}
+
+impl<S: Storage + ?Sized> Storage for Box<S> {
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        (**self).cut(length)
+    }
+}
+
 /// Writes a capture file.
 pub struct Pcapng<S> {
     storage: S,
@@ -111,7 +124,7 @@ impl<S: Storage> Pcapng<S> {
         let result = self.storage.write_all(&blocks);
         match result {
             Ok(()) => self.written = end,
-            // The first error is the one to tell; a pipe cannot be cut, and its reader stops at the whole blocks.
+            // The first error is the one to tell.
             Err(_) => drop(self.storage.cut(self.written)),
         }
         // Keeps the allocation.

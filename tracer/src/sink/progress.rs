@@ -16,18 +16,21 @@ pub struct Captured<S> {
     started: Instant,
     /// Standard error is a terminal.
     terminal: bool,
+    /// Where the summary goes.
+    summary: Box<dyn Write + Send>,
     coverage: Option<Coverage>,
     netns_names: BTreeMap<u32, String>,
 }
 
 impl<S: Storage> Captured<S> {
-    /// Around `file`, which is called `name`; progress is shown on a terminal only.
-    pub fn new(file: Pcapng<S>, name: String, terminal: bool) -> Self {
+    /// Around `file`, which is called `name`; progress is shown on standard error where that is a `terminal`.
+    pub fn new(file: Pcapng<S>, name: String, terminal: bool, summary: Box<dyn Write + Send>) -> Self {
         Self {
             file,
             name,
             started: Instant::now(),
             terminal,
+            summary,
             coverage: None,
             netns_names: BTreeMap::new(),
         }
@@ -68,11 +71,10 @@ impl<S: Storage> Sink for Captured<S> {
         self.file.record(record, origin)?;
         if let Record::Summary(end) = record {
             self.clear();
-            let mut out = io::stdout();
             let text = summary::text(end, self.coverage.as_ref(), &self.netns_names);
-            out.write_all(text.trim_start().as_bytes())?;
+            self.summary.write_all(text.trim_start().as_bytes())?;
             writeln!(
-                out,
+                self.summary,
                 "{} in {}, {} bytes; next: droptrace show {}",
                 words::count(self.file.drops(), "drop"),
                 self.name,

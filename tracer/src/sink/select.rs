@@ -40,9 +40,20 @@ impl Selection {
             && (self.netns.is_empty() || self.netns.iter().any(netns))
     }
 
+    /// Takes out of totals what is not wanted; drops pass as they are.
+    pub fn narrow(&self, record: Record) -> Record {
+        match record {
+            Record::Counts(counts) => Record::Counts(self.counts(counts)),
+            Record::Summary(summary) => Record::Summary(Summary {
+                counts: self.counts(summary.counts),
+                ..summary
+            }),
+            other => other,
+        }
+    }
+
     /// The totals of the wanted causes. Exact totals are made by cause and netns only, hence no other wish narrows them.
-    fn counts(&self, counts: &Counts) -> Counts {
-        let mut counts = counts.clone();
+    fn counts(&self, mut counts: Counts) -> Counts {
         if !self.causes.is_empty() {
             counts.causes.retain(|total| self.causes.contains(&total.cause));
             counts.lost.retain(|cause, _| self.causes.contains(cause));
@@ -68,16 +79,9 @@ impl<S: Sink> Sink for Selected<S> {
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
         match record {
             Record::Drop(drop) if !self.selection.wants(drop) => Ok(()),
-            Record::Counts(counts) => self
-                .sink
-                .record(&Record::Counts(self.selection.counts(counts)), None),
-            Record::Summary(summary) => self.sink.record(
-                &Record::Summary(Summary {
-                    counts: self.selection.counts(&summary.counts),
-                    ..summary.clone()
-                }),
-                None,
-            ),
+            Record::Counts(_) | Record::Summary(_) if !self.selection.causes.is_empty() => {
+                self.sink.record(&self.selection.narrow(record.clone()), None)
+            }
             _ => self.sink.record(record, origin),
         }
     }
@@ -137,7 +141,7 @@ mod tests {
             causes: vec!["unknown".into()],
             ..Selection::default()
         };
-        assert!(selection.counts(&samples::counts()).causes.is_empty());
-        assert_eq!(Selection::default().counts(&samples::counts()), samples::counts());
+        assert!(selection.counts(samples::counts()).causes.is_empty());
+        assert_eq!(Selection::default().counts(samples::counts()), samples::counts());
     }
 }

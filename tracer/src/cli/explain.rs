@@ -1,0 +1,257 @@
+//! `droptrace explain`: the catalogue, in words.
+
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal, Write as _, stdout},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Context;
+
+use super::{args::ExplainArgs, problem::Problem};
+use crate::diagnose::{Cause, Family, Topic, catalogue, cause_by_slug, topic_by_slug, topics};
+
+/// Width of text where no terminal tells its own.
+const WIDTH: usize = 100;
+
+pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
+    let text = match (&args.markdown, args.slug.as_deref()) {
+        (Some(dir), _) => {
+            write_pages(dir)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        (None, None) => list(),
+        (None, Some(slug)) => match (cause_by_slug(slug), topic_by_slug(slug)) {
+            (Some(cause), _) => explain(cause),
+            (None, Some(topic)) => explain_topic(topic),
+            (None, None) => {
+                return Err(Problem::usage(
+                    format!("no cause is called {slug:?}{}", nearest(slug)),
+                    "`droptrace explain` lists all",
+                )
+                .into());
+            }
+        },
+    };
+    stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A slug that shares most with a wrong one, to offer it.
+fn nearest(wrong: &str) -> String {
+    let words = |slug: &str| slug.split('-').map(ToOwned::to_owned).collect::<Vec<String>>();
+    let asked = words(wrong);
+    catalogue()
+        .iter()
+        .map(|cause| {
+            let shared = words(cause.slug)
+                .iter()
+                .filter(|word| asked.contains(word))
+                .count();
+            (shared, cause.slug)
+        })
+        .filter(|(shared, _)| *shared > 0)
+        .max_by_key(|(shared, _)| *shared)
+        .map(|(_, slug)| format!(" (is {slug} meant?)"))
+        .unwrap_or_default()
+}
+
+const FAMILIES: [(Family, &str); 10] = [
+    (Family::Listener, "Listening sockets"),
+    (Family::TimeWait, "TIME_WAIT, PAWS and old sequence numbers"),
+    (Family::SourceCheck, "Source validation"),
+    (Family::Conntrack, "Connection tracking"),
+    (Family::Ipvs, "IPVS"),
+    (Family::Netfilter, "Netfilter rules"),
+    (Family::Routing, "Routing and neighbours"),
+    (Family::Socket, "Sockets"),
+    (Family::Benign, "Benign: freed, although nothing was lost"),
+    (Family::Other, "What the catalogue does not explain"),
+];
+
+fn of_family(family: Family) -> impl Iterator<Item = &'static Cause> {
+    catalogue()
+        .iter()
+        .copied()
+        .filter(move |cause| cause.family == family)
+}
+
+fn list() -> String {
+    let width = catalogue()
+        .iter()
+        .map(|cause| cause.slug.len())
+        .max()
+        .unwrap_or_default();
+    let mut text = String::new();
+    for (family, title) in FAMILIES {
+        let mut causes = of_family(family).peekable();
+        if causes.peek().is_none() {
+            continue;
+        }
+        let _ = writeln!(text, "{title}");
+        for cause in causes {
+            let _ = writeln!(text, "  {:<width$}  {}", cause.slug, cause.title);
+        }
+        text.push('\n');
+    }
+    text.push_str("Topics\n");
+    for topic in topics() {
+        let _ = writeln!(text, "  {:<width$}  {}", topic.slug, topic.title);
+    }
+    text.push_str("\ndroptrace explain SLUG tells mechanism, evidence, remedy and counter.\n");
+    text
+}
+
+fn explain_topic(topic: &Topic) -> String {
+    let mut text = format!("{}: {}\n", topic.slug, topic.title);
+    for paragraph in topic.text.split("\n\n") {
+        let _ = writeln!(text, "\n{}", wrap(paragraph, "  "));
+    }
+    text.push_str("\nSee also\n");
+    for slug in topic.see {
+        let _ = writeln!(text, "  droptrace explain {slug}");
+    }
+    text
+}
+
+fn explain(cause: &Cause) -> String {
+    let mut text = format!("{}: {}\n", cause.slug, cause.title);
+    if cause.benign {
+        text.push_str("benign: nothing was lost; shown with --benign only, always counted\n");
+    }
+    let _ = writeln!(text, "\nMechanism\n{}", wrap(cause.mechanism, "  "));
+    if !cause.evidence.is_empty() {
+        text.push_str("\nEvidence\n");
+        for (name, meaning) in cause.evidence {
+            let _ = writeln!(text, "  {name}\n{}", wrap(meaning, "      "));
+        }
+    }
+    let _ = writeln!(text, "\nRemedy\n{}", wrap(cause.remedy, "  "));
+    let _ = writeln!(
+        text,
+        "\nCounter\n  {}",
+        cause.counter.map_or("none", |counter| counter.name)
+    );
+    text
+}
+
+fn wrap(text: &str, indent: &str) -> String {
+    let width =
+        crossterm::terminal::size().map_or(WIDTH, |(columns, _)| usize::from(columns).clamp(40, WIDTH));
+    textwrap::fill(
+        text,
+        textwrap::Options::new(width)
+            .initial_indent(indent)
+            .subsequent_indent(indent),
+    )
+}
+
+/// Writes the page of each cause, and the list of all.
+fn write_pages(dir: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make the folder {}", dir.display()))?;
+    for (name, page) in pages() {
+        let path = dir.join(name);
+        std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn pages() -> impl Iterator<Item = (String, String)> {
+    catalogue()
+        .iter()
+        .map(|cause| (format!("{}.md", cause.slug), page(cause)))
+        .chain([("README.md".to_owned(), index())])
+}
+
+fn index() -> String {
+    let mut page =
+        "# Causes\n\nMade from the catalogue by `droptrace explain --markdown docs/causes`.\n".to_owned();
+    for (family, title) in FAMILIES {
+        let mut causes = of_family(family).peekable();
+        if causes.peek().is_none() {
+            continue;
+        }
+        let _ = write!(page, "\n## {title}\n\n");
+        for cause in causes {
+            let _ = writeln!(page, "- [`{0}`]({0}.md): {1}", cause.slug, cause.title);
+        }
+    }
+    page
+}
+
+fn page(cause: &Cause) -> String {
+    let mut page = format!("# `{}`: {}\n", cause.slug, cause.title);
+    if cause.benign {
+        page.push_str("\nBenign: nothing was lost. Shown with `--benign` only, always counted.\n");
+    }
+    let _ = write!(page, "\n## Mechanism\n\n{}\n", markdown(cause.mechanism));
+    if !cause.evidence.is_empty() {
+        page.push_str("\n## Evidence\n\n| field | meaning |\n|---|---|\n");
+        for (name, meaning) in cause.evidence {
+            let _ = writeln!(page, "| `{name}` | {} |", markdown(meaning).replace('|', "\\|"));
+        }
+    }
+    let _ = write!(page, "\n## Remedy\n\n{}\n", markdown(cause.remedy));
+    let counter = cause
+        .counter
+        .map_or_else(|| "None.".to_owned(), |counter| format!("`{}`", counter.name));
+    let _ = write!(page, "\n## Counter\n\n{counter}\n");
+    page
+}
+
+/// Plain text as Markdown: words such as `__icmp_send` or `*` would be taken for emphasis.
+fn markdown(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('*', "\\*")
+        .replace('_', "\\_")
+        .replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checked_in_pages_are_those_of_the_catalogue() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/causes");
+        let mut expected: Vec<String> = Vec::new();
+        for (name, page) in pages() {
+            let checked_in = std::fs::read_to_string(dir.join(&name)).unwrap_or_default();
+            assert!(
+                checked_in == page,
+                "docs/causes/{name} is out of date: droptrace explain --markdown docs/causes"
+            );
+            expected.push(name);
+        }
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            assert!(expected.contains(&name), "docs/causes/{name} is no cause's page");
+        }
+    }
+
+    #[test]
+    fn every_cause_is_listed_and_explained() {
+        let list = list();
+        for cause in catalogue() {
+            assert!(list.contains(&format!("  {} ", cause.slug)), "{}", cause.slug);
+            let text = explain(cause);
+            assert!(text.contains(cause.title));
+            assert!(cause.evidence.iter().all(|(name, _)| text.contains(name)));
+        }
+    }
+
+    #[test]
+    fn a_wrong_slug_is_answered_with_the_nearest() {
+        assert_eq!(nearest("accept-queue"), " (is accept-queue-full meant?)");
+        assert_eq!(nearest("xyz"), "");
+    }
+
+    #[test]
+    fn a_topic_is_listed_and_explained() {
+        for topic in topics() {
+            assert!(list().contains(topic.slug));
+            assert!(explain_topic(topic).contains(topic.title));
+        }
+    }
+}
