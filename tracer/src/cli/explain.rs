@@ -137,8 +137,11 @@ fn explain(cause: &Cause) -> String {
 }
 
 fn wrap(text: &str, indent: &str) -> String {
-    let width =
-        crossterm::terminal::size().map_or(WIDTH, |(columns, _)| usize::from(columns).clamp(40, WIDTH));
+    let columns = stdout()
+        .is_terminal()
+        .then(|| crossterm::terminal::size().ok())
+        .flatten();
+    let width = columns.map_or(WIDTH, |(columns, _)| usize::from(columns).clamp(40, WIDTH));
     textwrap::fill(
         text,
         textwrap::Options::new(width)
