@@ -57,6 +57,34 @@ pub(crate) fn bpf_object(workspace: &Workspace) -> Result<PathBuf> {
     toolchain.build_object(workspace)
 }
 
+/// Programs that stand in every guest's `/usr/bin`.
+const GUEST_PROGRAMS: &[&str] = &["droptrace", "droptrace-tests"];
+
+/// Builds what guests run and returns the folder of the programs.
+///
+/// # Errors
+/// When something does not compile.
+pub(crate) fn guest_programs(workspace: &Workspace, with_bpf: bool) -> Result<PathBuf> {
+    let object = if with_bpf {
+        Some(bpf_object(workspace)?)
+    } else {
+        None
+    };
+    let build = Build {
+        profile: Profile::Guest,
+        fully_static: true,
+    };
+    build.run(workspace, GUEST_PROGRAMS, object.as_deref())
+}
+
+/// The programs and where they stand in a guest.
+pub(crate) fn files_for_guests(programs: &Path) -> Vec<(PathBuf, String)> {
+    GUEST_PROGRAMS
+        .iter()
+        .map(|name| (programs.join(name), format!("/usr/bin/{name}")))
+        .collect()
+}
+
 /// The workspace's profiles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {

@@ -45,6 +45,11 @@ impl Toolchain {
         })
     }
 
+    /// The linker of BPF programs.
+    pub(crate) fn linker(&self) -> &Path {
+        &self.linker
+    }
+
     /// Compiles the BPF object and returns its path.
     ///
     /// # Errors

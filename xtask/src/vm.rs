@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::build::{self, Build, Profile};
+use crate::build;
 use crate::guest::{self, Guest, Series, Tools};
 use crate::shell::step;
 use crate::workspace::Workspace;
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
 /// Boots the guest and ends with the command's exit status.
 pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCode> {
     let series = Series::named(&arguments.kernel)?;
-    let mut files = arguments
+    let files = arguments
         .files
         .iter()
         .map(|pair| {
@@ -63,22 +63,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
         let kernel = series.newest(workspace, &tools)?;
         (tools, kernel)
     };
-    let object = if arguments.without_bpf {
-        None
-    } else {
-        Some(build::bpf_object(workspace)?)
-    };
-    let programs = Build {
-        profile: Profile::Guest,
-        fully_static: true,
-    }
-    .run(workspace, &["droptrace", "droptrace-tests"], object.as_deref())?;
-    for name in ["droptrace", "droptrace-tests"] {
-        let path = programs.join(name);
-        if path.exists() {
-            files.push((path, format!("/usr/bin/{name}")));
-        }
-    }
+    let programs = build::guest_programs(workspace, !arguments.without_bpf)?;
+    let mut all_files = build::files_for_guests(&programs);
+    all_files.extend(files);
     let limit = arguments.timeout.unwrap_or(if arguments.command.is_empty() {
         u64::from(u32::MAX)
     } else {
@@ -92,7 +79,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
         kernel: &kernel,
         tools: &tools,
         init: programs.join("droptrace-init"),
-        files,
+        files: all_files,
         command: arguments.command,
         cpus: arguments.cpus,
         memory: arguments.memory,

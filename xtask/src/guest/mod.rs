@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use kernel::{Kernel, Series};
+pub(crate) use kernel::{Kernel, Record, SERIES, Series};
 pub(crate) use tools::Tools;
 
 use archive::Archive;
