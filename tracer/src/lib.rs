@@ -7,6 +7,7 @@
 pub mod bpf;
 pub mod capture;
 pub mod cli;
+pub mod context;
 pub mod diagnose;
 pub mod plan;
 pub mod sink;

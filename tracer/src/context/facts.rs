@@ -1,0 +1,298 @@
+//! Gathers what a cause needs to know about the surroundings of an event.
+
+use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
+
+use droptrace_common::{FieldId, bits};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    clock,
+    questions::{Answer, Asked, Question, Reply},
+    sockets,
+    state::Shared,
+    sysctls,
+};
+use crate::diagnose::{Facts, Need, Owner, Packet, RawEvent};
+
+/// An event waits this long for its facts; what is unknown then stays unknown.
+pub const PATIENCE: Duration = Duration::from_millis(250);
+
+/// One event's gathering.
+struct Gathering {
+    shared: std::sync::Arc<Shared>,
+    deadline: Instant,
+    facts: Facts,
+}
+
+/// Gathers; the future waits only for what is not known already.
+pub(super) fn gather(
+    shared: std::sync::Arc<Shared>,
+    event: &RawEvent,
+    needs: &[Need],
+) -> impl Future<Output = Facts> + Send + 'static {
+    let event = event.clone();
+    let needs = needs.to_vec();
+    async move {
+        let mut gathering = Gathering {
+            shared,
+            deadline: Instant::now() + PATIENCE,
+            facts: Facts {
+                time_ns: clock::wall_time_ns(event.header.ktime_ns),
+                ..Facts::default()
+            },
+        };
+        gathering.run(&event, &needs).await;
+        gathering.facts
+    }
+}
+
+impl Gathering {
+    async fn run(&mut self, event: &RawEvent, needs: &[Need]) {
+        self.facts.hz = self.shared.hz;
+        if self.facts.hz.is_none() {
+            self.miss("hz", "the coarse clock does not tell the kernel's tick");
+        }
+        let netns = event.header.netns;
+        if netns == 0 {
+            self.miss("netns_name", "the kernel does not say in which netns");
+            return self.miss_all(needs, "the kernel does not say in which netns");
+        }
+        if !self.shared.knows(netns)
+            && let Err(reason) = self.reply(Question::Netns(netns)).await
+        {
+            self.miss("netns_name", reason.clone());
+            return self.miss_all(needs, &reason);
+        }
+        let packet = event.parse();
+        let questions = self.look(event, &packet, needs);
+        // All are asked before the first is waited for.
+        let asked: Vec<_> = questions
+            .into_iter()
+            .map(|(name, question)| {
+                let asked = self.shared.ask(&question);
+                (name, question, asked)
+            })
+            .collect();
+        for (name, question, asked) in asked {
+            let reply = self.wait(asked).await;
+            self.take(name, &question, reply).await;
+        }
+    }
+
+    /// Takes what context holds already, and lists what must be asked: the field's name and the question.
+    fn look(&mut self, event: &RawEvent, packet: &Packet, needs: &[Need]) -> Vec<(String, Question)> {
+        let header = &event.header;
+        let netns = header.netns;
+        let mut questions = Vec::new();
+        let shared = self.shared.clone();
+        let state = shared.state();
+        let Some(known) = state.namespaces.get(&netns) else {
+            drop(state);
+            self.miss_all(needs, "the netns vanished");
+            return questions;
+        };
+        self.facts.netns_name.clone_from(&known.name);
+        let martian = event.field(FieldId::MartianIfindex).unwrap_or(0) as u32;
+        let neighbour = event.field(FieldId::NeighbourIfindex).unwrap_or(0) as u32;
+        for ifindex in [header.ifindex, header.iif, martian, neighbour] {
+            if let Some(device) = known.addresses.device(ifindex) {
+                self.facts.devices.insert(ifindex, device.name.clone());
+            }
+        }
+        let came_by = [martian, header.iif, header.ifindex]
+            .into_iter()
+            .find(|&index| index != 0);
+        let local = |address| known.addresses.holder(address).is_some();
+        let mut missing = Vec::new();
+        for need in needs {
+            match need {
+                Need::Listener => match (packet.dst, listener_port(event, packet)) {
+                    (Some(to), Some(port)) => questions.push((
+                        "listener".to_owned(),
+                        Question::Listener {
+                            netns,
+                            to,
+                            port,
+                            ifindex: came_by.unwrap_or(0),
+                            inode: event.field(FieldId::ListenerInode).filter(|&inode| inode != 0),
+                        },
+                    )),
+                    _ => missing.push(("listener", "the packet has no destination port")),
+                },
+                Need::Owner => {
+                    let inode = event.field(FieldId::SocketInode).filter(|&inode| inode != 0);
+                    let question = match inode {
+                        Some(inode) => Ok(Question::Process { netns, inode }),
+                        None => socket(event, packet, came_by.unwrap_or(0), local),
+                    };
+                    match question {
+                        Ok(question) => questions.push(("owner".to_owned(), question)),
+                        Err(reason) => missing.push(("owner", reason)),
+                    }
+                }
+                Need::SourceHolder => match packet.src {
+                    Some(source) => self.facts.source_holder = Some(known.addresses.holder(source)),
+                    None => missing.push(("source_holder", "the packet has no source address")),
+                },
+                Need::DestinationHolder => match packet.dst {
+                    Some(destination) => {
+                        self.facts.destination_holder = Some(known.addresses.holder(destination));
+                    }
+                    None => missing.push(("destination_holder", "the packet has no destination address")),
+                },
+                Need::ReverseRoute => match packet.src {
+                    Some(to) => questions.push((
+                        "reverse_route".to_owned(),
+                        Question::Route {
+                            netns,
+                            to,
+                            from: packet.dst.filter(|&address| local(address)),
+                        },
+                    )),
+                    None => missing.push(("reverse_route", "the packet has no source address")),
+                },
+                Need::IpvsServices => match packet.dst {
+                    Some(address) => {
+                        questions.push(("ipvs_services".to_owned(), Question::Services { netns, address }));
+                    }
+                    None => missing.push(("ipvs_services", "the packet has no destination address")),
+                },
+                Need::Conntrack => questions.push(("conntrack".to_owned(), Question::Conntrack { netns })),
+                Need::Sysctl(name) => {
+                    let device = came_by.and_then(|index| known.addresses.device(index));
+                    match sysctls::path(name, device.map(|device| device.name.as_str())) {
+                        Some(path) => {
+                            questions.push(((*name).to_owned(), Question::Sysctl { netns, path }));
+                        }
+                        None => missing.push((name, "the device is not known")),
+                    }
+                }
+            }
+        }
+        drop(state);
+        for (name, reason) in missing {
+            self.miss(name, reason);
+        }
+        questions
+    }
+
+    async fn take(&mut self, name: String, question: &Question, reply: Reply) {
+        match reply {
+            Ok(Answer::Listener(mut listener)) => {
+                listener.owner = self.owner(question, listener.inode).await;
+                self.facts.listener = Some(listener);
+            }
+            Ok(Answer::Socket(inode)) => self.facts.owner = self.owner(question, inode).await,
+            Ok(Answer::Owner(owner)) => self.facts.owner = Some(owner),
+            Ok(Answer::Route(route)) => self.facts.reverse_route = Some(route),
+            Ok(Answer::Services(services)) => self.facts.ipvs_services = Some(services),
+            Ok(Answer::Conntrack(usage)) => self.facts.conntrack = Some(usage),
+            Ok(Answer::Sysctl(value)) => {
+                self.facts.sysctls.insert(name, value);
+            }
+            Ok(Answer::Present) => {}
+            Err(reason) => self.miss(name, reason),
+        }
+    }
+
+    /// The process that holds the socket which the answer to `question` named.
+    async fn owner(&mut self, question: &Question, inode: u64) -> Option<Owner> {
+        let (Question::Listener { netns, .. } | Question::Socket { netns, .. }) = *question else {
+            return None;
+        };
+        match self.reply(Question::Process { netns, inode }).await {
+            Ok(Answer::Owner(owner)) => Some(owner),
+            Ok(_) => None,
+            Err(reason) => {
+                self.miss("owner", reason);
+                None
+            }
+        }
+    }
+
+    async fn reply(&self, question: Question) -> Reply {
+        let asked = self.shared.ask(&question);
+        self.wait(asked).await
+    }
+
+    async fn wait(&self, asked: Asked) -> Reply {
+        match asked {
+            Asked::Known(reply) => reply,
+            Asked::Wait(receiver, _) => match timeout_at(self.deadline, receiver).await {
+                Ok(Ok(reply)) => reply,
+                Ok(Err(_)) => Err("context ended before it answered".to_owned()),
+                Err(_) => Err(format!("no answer within {} ms", PATIENCE.as_millis())),
+            },
+        }
+    }
+
+    fn miss(&mut self, name: impl Into<String>, reason: impl Into<String>) {
+        self.facts.missing.insert(name.into(), reason.into());
+    }
+
+    fn miss_all(&mut self, needs: &[Need], reason: &str) {
+        let missing: BTreeMap<String, String> = needs
+            .iter()
+            .map(|need| (field_of(need).to_owned(), reason.to_owned()))
+            .collect();
+        self.facts.missing.extend(missing);
+    }
+}
+
+/// Name of the field of [`Facts`] that a need fills; a sysctl's own name for a sysctl.
+const fn field_of(need: &Need) -> &'static str {
+    match need {
+        Need::Listener => "listener",
+        Need::Owner => "owner",
+        Need::SourceHolder => "source_holder",
+        Need::DestinationHolder => "destination_holder",
+        Need::ReverseRoute => "reverse_route",
+        Need::IpvsServices => "ipvs_services",
+        Need::Conntrack => "conntrack",
+        Need::Sysctl(name) => name,
+    }
+}
+
+/// The listener's port: the kernel's word, else the packet's.
+fn listener_port(event: &RawEvent, packet: &Packet) -> Option<u16> {
+    event
+        .field(FieldId::ListenerPort)
+        .filter(|&port| port != 0)
+        .map(|port| port as u16)
+        .or(packet.dport)
+}
+
+/// The question for the local socket of a packet.
+fn socket(
+    event: &RawEvent,
+    packet: &Packet,
+    ifindex: u32,
+    local: impl Fn(std::net::IpAddr) -> bool,
+) -> Result<Question, &'static str> {
+    let (Some(src), Some(dst), Some(sport), Some(dport), Some(protocol)) = (
+        packet.src,
+        packet.dst,
+        packet.sport,
+        packet.dport,
+        packet.protocol,
+    ) else {
+        return Err("the packet has no ports");
+    };
+    let outgoing = event.header.iif == 0;
+    let (local, remote) = sockets::ends(
+        SocketAddr::new(src, sport),
+        SocketAddr::new(dst, dport),
+        local(src) || event.has(bits::SOURCE_LOCAL),
+        local(dst) || event.has(bits::DESTINATION_LOCAL),
+        outgoing,
+    )
+    .ok_or("neither end of the packet is in this netns")?;
+    Ok(Question::Socket {
+        netns: event.header.netns,
+        protocol,
+        local,
+        remote,
+        // An outgoing packet's device says nothing about where its socket would hear.
+        ifindex: if outgoing { 0 } else { ifindex },
+    })
+}

@@ -1,0 +1,271 @@
+//! The only room that asks the running system: network namespaces, addresses,
+//! IPVS services, sockets, processes, routes and settings.
+//!
+//! Two threads do the asking, so that whoever reads the ring never waits for
+//! the system: one visits network namespaces ([`worker`]), one looks through
+//! processes. [`Context::facts`] takes what is known and waits a bounded time
+//! for the rest; answers serve many events. Netlink announces addresses and
+//! devices, and the mount table named namespaces, hence the [`Sets`] that the
+//! BPF programs test against are current within milliseconds. A netns that only
+//! processes hold is found within a second, or when an event names it.
+
+mod addresses;
+mod clock;
+mod facts;
+mod ipvs;
+mod netlink;
+mod netns;
+mod processes;
+mod publish;
+mod questions;
+mod routes;
+mod sets;
+mod sockets;
+mod state;
+mod sysctls;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    future::Future,
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
+
+pub use facts::PATIENCE;
+pub use netns::{Netns, resolve, resolve_pid};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+pub use sets::{NoSets, Sets};
+use tokio::sync::watch;
+
+use crate::diagnose::{Facts, Need, RawEvent, SynUnanswered};
+
+/// What the user wants to see, as far as context must find it out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScopeRequest {
+    /// Network namespaces by name, path or inode number.
+    pub netns: Vec<String>,
+    /// Processes whose network namespaces are meant.
+    pub pids: Vec<u32>,
+    /// Addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Why context could not start, or did not find what the user named.
+#[derive(Debug)]
+pub enum ContextError {
+    /// No netns has this name.
+    NetnsName(String),
+    /// No netns has this inode number.
+    NetnsInode(u32),
+    /// The path leads to no netns.
+    NetnsPath(PathBuf, io::Error),
+    /// The process is not there, or may not be looked at.
+    Pid(u32, io::Error),
+    /// A thread or descriptor could not be had.
+    Start(io::Error),
+}
+
+impl fmt::Display for ContextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NetnsName(name) => write!(
+                f,
+                "no network namespace named {name}: `ip netns list` shows the names; a path or an inode number \
+                 (`lsns -t net`) will do too"
+            ),
+            Self::NetnsInode(inode) => write!(
+                f,
+                "no network namespace with inode {inode}: `lsns -t net` lists those of processes, `ip netns list` \
+                 those with a name"
+            ),
+            Self::NetnsPath(path, error) => write!(
+                f,
+                "{} leads to no network namespace ({error}): give a path such as /run/netns/NAME or /proc/PID/ns/net",
+                path.display()
+            ),
+            Self::Pid(pid, error) if error.kind() == io::ErrorKind::NotFound => write!(
+                f,
+                "no process with pid {pid}: `ps -e` lists them, numbered as this pid namespace does"
+            ),
+            Self::Pid(pid, error) => write!(
+                f,
+                "cannot look at the network namespace of process {pid} ({error}): run as root"
+            ),
+            Self::Start(error) => write!(
+                f,
+                "cannot look at the network namespaces of this host ({error}): run as root, and see `ulimit -n`"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ContextError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NetnsPath(_, error) | Self::Pid(_, error) | Self::Start(error) => Some(error),
+            Self::NetnsName(_) | Self::NetnsInode(_) => None,
+        }
+    }
+}
+
+/// What is known of the running system. Clones share it; with the last one its threads end.
+#[derive(Clone, Debug)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<state::Shared>,
+    scope: Vec<u32>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Context {
+    /// Starts to look. On return every netns that was found has its addresses and services in the sets.
+    ///
+    /// # Errors
+    /// The request names what does not exist, or the system refuses; the text names the next step.
+    pub fn start(request: &ScopeRequest, sets: Box<dyn Sets + Send>) -> Result<Self, ContextError> {
+        let mut scope = BTreeMap::new();
+        let named = request.netns.iter().map(|text| netns::find(text));
+        let of_pids = request.pids.iter().map(|&pid| netns::find_pid(pid));
+        for found in named.chain(of_pids) {
+            let (netns, path) = found?;
+            scope.insert(netns.inode, path);
+        }
+        let user: BTreeSet<_> = request
+            .addresses
+            .iter()
+            .map(|&address| addresses::whole(address))
+            .collect();
+
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| ContextError::Start(errno.into()))?;
+        let (ask, asked) = mpsc::channel();
+        let shared = Arc::new(state::Shared::new(ask, wake));
+        let scope_inodes = scope.keys().copied().collect();
+        let (ready, is_ready) = mpsc::channel();
+        let visitor = spawn("netns", {
+            let shared = shared.clone();
+            move || {
+                let (publisher, written) = publish::Publisher::new(sets, user);
+                if let Err(error) = written {
+                    shared.problem("scope", format!("not all addresses are in scope: {error}"));
+                }
+                match worker::Worker::new(shared, publisher, scope) {
+                    Ok(worker) => {
+                        let _ = ready.send(Ok(()));
+                        worker.run();
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                    }
+                }
+            }
+        })?;
+        is_ready
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
+            .map_err(ContextError::Start)?;
+        let finder = spawn("owners", {
+            let shared = shared.clone();
+            move || processes::find_owners(&shared, &asked)
+        })?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                shared,
+                scope: scope_inodes,
+                threads: vec![visitor, finder],
+            }),
+        })
+    }
+
+    /// The namespaces in scope; empty: all.
+    pub fn scoped_netns(&self) -> &[u32] {
+        &self.inner.scope
+    }
+
+    /// Every netns known now.
+    pub fn namespaces(&self) -> Vec<Netns> {
+        self.inner
+            .shared
+            .state()
+            .namespaces
+            .iter()
+            .map(|(inode, known)| Netns {
+                inode: *inode,
+                name: known.name.clone(),
+            })
+            .collect()
+    }
+
+    /// Name of a netns, where it has one.
+    pub fn netns_name(&self, netns: u32) -> Option<String> {
+        self.inner.shared.state().namespaces.get(&netns)?.name.clone()
+    }
+
+    /// Finds out what these needs ask about an event, within [`PATIENCE`]; what could not be had is named in
+    /// [`Facts::missing`]. A sysctl is found in [`Facts::sysctls`] under the name by which it was asked for. The
+    /// kernel's names (`reason`, `location`, `frames`) are not context's.
+    pub fn facts(&self, event: &RawEvent, needs: &[Need]) -> impl Future<Output = Facts> + Send + 'static {
+        facts::gather(self.inner.shared.clone(), event, needs)
+    }
+
+    /// Whether a netns in scope has IPVS services and keeps entries of removed servers
+    /// (`net.ipv4.vs.expire_nodest_conn=0`), so that only the IPVS entry hook sees what becomes of their packets.
+    pub fn ipvs_needs_entry_hook(&self) -> bool {
+        *self.inner.shared.entry_hook.borrow()
+    }
+
+    /// Tells when [`Self::ipvs_needs_entry_hook`] changes.
+    pub fn ipvs_entry_hook_changes(&self) -> watch::Receiver<bool> {
+        self.inner.shared.entry_hook.subscribe()
+    }
+
+    /// SYNs that local sockets sent again since the start, by destination.
+    pub fn syn_unanswered(&self) -> Vec<SynUnanswered> {
+        let state = self.inner.shared.state();
+        state
+            .unanswered
+            .iter()
+            .map(|(&(netns, dst, dport), (interface, count))| SynUnanswered {
+                netns,
+                netns_name: state.namespaces.get(&netns).and_then(|known| known.name.clone()),
+                interface: interface.clone(),
+                dst: Some(dst),
+                dport: Some(dport),
+                retransmissions: *count,
+            })
+            .collect()
+    }
+
+    /// What context could not do, and its effect: subject → reason.
+    pub fn problems(&self) -> BTreeMap<String, String> {
+        self.inner.shared.state().problems.clone()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, ContextError> {
+    std::thread::Builder::new()
+        .name(format!("droptrace-{name}"))
+        .spawn(work)
+        .map_err(ContextError::Start)
+}

@@ -1,0 +1,428 @@
+//! Context against the running kernel, in network namespaces that the tests
+//! make. Without root they say so and test nothing.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsRawFd,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use droptrace_common::{EventHeader, FieldId, address_flags};
+use nix::sys::socket::{Backlog, listen};
+
+use super::{Context, ScopeRequest, addresses::whole, publish::tests::Held};
+use crate::diagnose::{Facts, Need, RawEvent};
+
+/// A netns of the test's own: a thread in it, and a process so that it is found.
+struct Lab {
+    work: mpsc::Sender<Box<dyn FnOnce() + Send>>,
+    process: Child,
+    inode: u32,
+}
+
+impl Lab {
+    /// `None`, with the reason printed, where namespaces cannot be made.
+    fn new() -> Option<Self> {
+        let (work, jobs) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (made, is_made) = mpsc::channel();
+        std::thread::spawn(move || {
+            if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
+                let _ = made.send(Err(error.to_string()));
+                return;
+            }
+            let process = Command::new("sleep").arg("120").stdin(Stdio::null()).spawn();
+            let _ = made.send(process.map_err(|error| error.to_string()));
+            for job in jobs {
+                job();
+            }
+        });
+        match is_made.recv().unwrap() {
+            Ok(process) => {
+                let inode = super::resolve_pid(process.id()).unwrap().inode;
+                let lab = Self { work, process, inode };
+                lab.ip("link set lo up");
+                Some(lab)
+            }
+            Err(error) => {
+                eprintln!("skipped: a network namespace of its own needs root ({error})");
+                None
+            }
+        }
+    }
+
+    fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, is_done) = mpsc::channel();
+        self.work
+            .send(Box::new(move || {
+                let _ = done.send(job());
+            }))
+            .unwrap();
+        is_done.recv().unwrap()
+    }
+
+    fn ip(&self, arguments: &str) {
+        assert!(self.try_ip(arguments), "ip {arguments}");
+    }
+
+    fn try_ip(&self, arguments: &str) -> bool {
+        let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+        self.run(move || Command::new("ip").args(arguments).status().unwrap().success())
+    }
+
+    fn listener(&self, address: &'static str, backlog: i32) -> TcpListener {
+        self.run(move || {
+            let listener = TcpListener::bind(address).unwrap();
+            listen(&listener, Backlog::new(backlog).unwrap()).unwrap();
+            listener
+        })
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn start(request: &ScopeRequest) -> (Context, Held) {
+    let held = Held::default();
+    (Context::start(request, Box::new(held.clone())).unwrap(), held)
+}
+
+fn facts(context: &Context, event: &RawEvent, needs: &[Need]) -> Facts {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap()
+        .block_on(context.facts(event, needs))
+}
+
+/// A TCP or UDP packet that came by device 1.
+fn packet(netns: u32, protocol: u8, from: SocketAddr, to: SocketAddr) -> RawEvent {
+    let mut bytes = Vec::new();
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            bytes.extend_from_slice(&[0x45, 0, 0, 40, 0, 0, 0, 0, 64, protocol, 0, 0]);
+            bytes.extend_from_slice(&source.octets());
+            bytes.extend_from_slice(&destination.octets());
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            bytes.extend_from_slice(&[0x60, 0, 0, 0, 0, 20, protocol, 64]);
+            bytes.extend_from_slice(&source.octets());
+            bytes.extend_from_slice(&destination.octets());
+        }
+        _ => panic!("two families"),
+    }
+    bytes.extend_from_slice(&from.port().to_be_bytes());
+    bytes.extend_from_slice(&to.port().to_be_bytes());
+    bytes.resize(bytes.len() + 16, 0);
+    let header = EventHeader {
+        netns,
+        ifindex: 1,
+        iif: 1,
+        segments: 1,
+        ..EventHeader::default()
+    };
+    RawEvent::new(header, &bytes, &[])
+}
+
+fn soon(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        if holds() {
+            return start.elapsed();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("not within 5 s: {what}");
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_listener_is_found_with_its_limit_and_owner() {
+    let Some(lab) = Lab::new() else { return };
+    let (context, _) = start(&ScopeRequest::default());
+    let v4 = lab.listener("0.0.0.0:8080", 7);
+    let v6 = lab.listener("[::]:8081", 9);
+    let waiting = lab.run(|| TcpStream::connect("127.0.0.1:8080").unwrap());
+    let needs = [
+        Need::Listener,
+        Need::Sysctl("net.core.somaxconn"),
+        Need::Sysctl("net.ipv4.conf.{device}.rp_filter"),
+        Need::Sysctl("net.no.such_setting"),
+        Need::DestinationHolder,
+        Need::SourceHolder,
+    ];
+    let event = packet(lab.inode, 6, address("192.0.2.9:555"), address("127.0.0.1:8080"));
+    let facts_v4 = facts(&context, &event, &needs);
+    let listener = facts_v4.listener.unwrap();
+    assert_eq!(listener.address, address("0.0.0.0:8080"));
+    assert_eq!(
+        (listener.queue_length, listener.queue_limit, listener.sharing),
+        (1, 7, 1)
+    );
+    assert_eq!(listener.owner.unwrap().pid, std::process::id());
+    assert_eq!(facts_v4.devices[&1], "lo");
+    assert!(facts_v4.sysctls.contains_key("net.core.somaxconn"));
+    assert!(facts_v4.sysctls.contains_key("net.ipv4.conf.{device}.rp_filter"));
+    assert!(facts_v4.missing["net.no.such_setting"].contains("does not exist"));
+    assert_eq!(facts_v4.destination_holder.unwrap().unwrap().device, "lo");
+    assert_eq!(facts_v4.source_holder, Some(None));
+
+    let event = packet(lab.inode, 6, address("[2001:db8::9]:555"), address("[::1]:8081"));
+    let listener = facts(&context, &event, &[Need::Listener]).listener.unwrap();
+    assert_eq!(
+        (listener.address, listener.queue_limit),
+        (address("[::]:8081"), 9)
+    );
+    // The kernel takes a dual-stack listener for IPv4.
+    let event = packet(lab.inode, 6, address("192.0.2.9:555"), address("127.0.0.1:8081"));
+    let listener = facts(&context, &event, &[Need::Listener]).listener.unwrap();
+    assert_eq!(listener.queue_limit, 9);
+
+    let event = packet(lab.inode, 6, address("192.0.2.9:555"), address("127.0.0.1:8082"));
+    let nothing = facts(&context, &event, &[Need::Listener]);
+    assert_eq!(nothing.listener, None);
+    assert!(
+        nothing.missing["listener"].contains("nothing listens"),
+        "{:?}",
+        nothing.missing
+    );
+    drop((v4, v6, waiting));
+}
+
+#[test]
+fn the_kernels_inode_picks_among_listeners_that_share_a_port() {
+    let Some(lab) = Lab::new() else { return };
+    let (context, _) = start(&ScopeRequest::default());
+    let listeners: Vec<TcpListener> = (0..3)
+        .map(|number| {
+            lab.run(move || {
+                use nix::sys::socket::{
+                    AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,
+                };
+                let fd = socket(
+                    AddressFamily::Inet,
+                    SockType::Stream,
+                    SockFlag::SOCK_CLOEXEC,
+                    None,
+                )
+                .unwrap();
+                setsockopt(&fd, sockopt::ReusePort, &true).unwrap();
+                bind(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 9000)).unwrap();
+                listen(&fd, Backlog::new(10 + number).unwrap()).unwrap();
+                TcpListener::from(fd)
+            })
+        })
+        .collect();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", listeners[2].as_raw_fd())).unwrap();
+    let inode: u64 = link
+        .to_str()
+        .and_then(|link| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
+        .unwrap();
+    let event = packet(lab.inode, 6, address("127.0.0.1:5"), address("127.0.0.1:9000"));
+    let event = RawEvent::new(event.header, &event.packet, &[(FieldId::ListenerInode, inode)]);
+    let listener = facts(&context, &event, &[Need::Listener]).listener.unwrap();
+    assert_eq!(
+        (listener.inode, listener.queue_limit, listener.sharing),
+        (inode, 12, 3)
+    );
+}
+
+#[test]
+fn the_owner_of_a_packets_socket_is_found() {
+    let Some(lab) = Lab::new() else { return };
+    let (context, _) = start(&ScopeRequest::default());
+    let _server = lab.listener("127.0.0.1:7000", 5);
+    let client = lab.run(|| TcpStream::connect("127.0.0.1:7000").unwrap());
+    let port = client.local_addr().unwrap();
+    let event = packet(lab.inode, 6, address("127.0.0.1:7000"), port);
+    let found = facts(&context, &event, &[Need::Owner]);
+    assert_eq!(found.owner.as_ref().unwrap().pid, std::process::id(), "{found:?}");
+
+    for bound in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+        let udp = lab.run(move || UdpSocket::bind(bound).unwrap());
+        let mut to = udp.local_addr().unwrap();
+        if to.ip().is_unspecified() {
+            to.set_ip("127.0.0.1".parse().unwrap());
+        }
+        let from = SocketAddr::new(to.ip(), 4242);
+        let event = packet(lab.inode, 17, from, to);
+        let found = facts(&context, &event, &[Need::Owner]);
+        assert_eq!(
+            found.owner.as_ref().map(|owner| owner.pid),
+            Some(std::process::id()),
+            "{bound} {found:?}"
+        );
+    }
+
+    let event = packet(lab.inode, 17, address("127.0.0.1:1"), address("127.0.0.1:2"));
+    let found = facts(&context, &event, &[Need::Owner]);
+    assert_eq!(found.owner, None);
+    assert!(
+        found.missing["owner"].contains("no process"),
+        "{:?}",
+        found.missing
+    );
+}
+
+#[test]
+fn sets_follow_addresses_devices_and_scope() {
+    let Some(lab) = Lab::new() else { return };
+    let request = ScopeRequest {
+        netns: vec![lab.inode.to_string()],
+        addresses: vec!["198.51.100.7".parse().unwrap()],
+        ..ScopeRequest::default()
+    };
+    let (context, held) = start(&request);
+    assert_eq!(context.scoped_netns(), [lab.inode]);
+    let inode = lab.inode;
+    let flags = |text: &str, bits: u32| {
+        let key = (inode, whole(text.parse().unwrap()), 32 + bits);
+        held.contents().addresses.get(&key).copied()
+    };
+    let scope = |text: &str| held.contents().scope.get(&whole(text.parse().unwrap())).copied();
+    assert_eq!(flags("127.0.0.1", 128), Some(address_flags::LOCAL));
+    assert_eq!(flags("127.0.0.0", 96 + 8), Some(address_flags::LOCAL));
+    assert_eq!(held.contents().netns, [inode].into());
+    assert_eq!(scope("127.0.0.1"), None);
+    assert_eq!(scope("198.51.100.7"), Some(droptrace_common::SCOPED_BY_USER));
+
+    lab.ip("addr add 192.0.2.77/24 dev lo");
+    let took = soon("a new address", || {
+        flags("192.0.2.77", 128) == Some(address_flags::LOCAL)
+    });
+    eprintln!("a new address was in the sets {took:?} after `ip addr add` had ended");
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    soon("its scope", || {
+        scope("192.0.2.77") == Some(droptrace_common::SCOPED_BY_NETNS)
+    });
+    lab.ip("route add local 10.99.0.0/16 dev lo");
+    soon("an AnyIP prefix", || {
+        flags("10.99.0.0", 96 + 16) == Some(address_flags::LOCAL)
+    });
+    lab.ip("addr add 2001:db8::77/128 dev lo nodad");
+    soon("an IPv6 address", || {
+        flags("2001:db8::77", 128) == Some(address_flags::LOCAL)
+    });
+    lab.ip("addr del 192.0.2.77/24 dev lo");
+    soon("a removed address", || {
+        flags("192.0.2.77", 128).is_none() && scope("192.0.2.77").is_none()
+    });
+    lab.ip("route del local 10.99.0.0/16 dev lo");
+    soon("a removed prefix", || flags("10.99.0.0", 96 + 16).is_none());
+
+    if lab.try_ip("link add vip0 type dummy") {
+        lab.ip("addr add 10.96.0.10/32 dev vip0");
+        soon("a VIP on a dummy device", || {
+            flags("10.96.0.10", 128) == Some(address_flags::LOCAL | address_flags::DUMMY)
+        });
+        lab.ip("link del vip0");
+        soon("a removed device", || flags("10.96.0.10", 128).is_none());
+    } else {
+        eprintln!("skipped in part: this kernel has no dummy devices");
+    }
+
+    drop(lab);
+    soon("a netns that vanished", || {
+        let contents = held.contents();
+        !contents.netns.contains(&inode) && contents.addresses.keys().all(|(netns, ..)| *netns != inode)
+    });
+    // Its last holder is gone: were context to keep it alive, its inode would still be found here.
+    assert!(context.namespaces().iter().all(|netns| netns.inode != inode));
+}
+
+#[test]
+fn a_netns_that_an_event_names_is_found_at_once() {
+    let (context, _) = start(&ScopeRequest::default());
+    let Some(lab) = Lab::new() else { return };
+    let event = packet(lab.inode, 6, address("127.0.0.1:1"), address("127.0.0.1:2"));
+    let found = facts(&context, &event, &[Need::DestinationHolder]);
+    assert_eq!(
+        found.destination_holder.unwrap().unwrap().device,
+        "lo",
+        "{:?}",
+        found.missing
+    );
+
+    let event = packet(77, 6, address("127.0.0.1:1"), address("127.0.0.1:2"));
+    let found = facts(&context, &event, &[Need::Listener, Need::Conntrack]);
+    for name in ["netns_name", "listener", "conntrack"] {
+        assert!(
+            found.missing[name].contains("network namespace 77"),
+            "{:?}",
+            found.missing
+        );
+    }
+    let event = packet(0, 6, address("127.0.0.1:1"), address("127.0.0.1:2"));
+    let found = facts(&context, &event, &[Need::Owner]);
+    assert!(
+        found.missing["owner"].contains("does not say"),
+        "{:?}",
+        found.missing
+    );
+}
+
+#[test]
+fn the_reverse_route_is_the_kernels() {
+    let Some(lab) = Lab::new() else { return };
+    lab.ip("link add inner type veth peer name outer");
+    lab.ip("link set outer up");
+    lab.ip("link set inner up");
+    lab.ip("addr add 192.0.2.1/24 dev inner");
+    lab.ip("route add 198.51.100.0/24 via 192.0.2.254");
+    lab.ip("route add blackhole 203.0.113.0/24");
+    let (context, _) = start(&ScopeRequest::default());
+    let route = |from: &str| {
+        let event = packet(
+            lab.inode,
+            6,
+            SocketAddr::new(from.parse().unwrap(), 9),
+            address("192.0.2.1:80"),
+        );
+        let found = facts(&context, &event, &[Need::ReverseRoute]);
+        found
+            .reverse_route
+            .unwrap_or_else(|| panic!("{:?}", found.missing))
+    };
+    let gateway = route("198.51.100.5");
+    assert_eq!(gateway.device.as_deref(), Some("inner"));
+    assert_eq!(gateway.gateway, Some("192.0.2.254".parse().unwrap()));
+    assert_eq!(gateway.kind, "unicast");
+    assert_eq!(route("192.0.2.1").kind, "local");
+    assert_eq!(route("203.0.113.5").kind, "blackhole");
+    let nowhere = route("8.8.8.8");
+    assert_eq!((nowhere.device, nowhere.kind.as_str()), (None, "unreachable"));
+}
+
+#[test]
+fn ten_thousand_events_of_one_listener_cost_next_to_nothing() {
+    let Some(lab) = Lab::new() else { return };
+    let (context, _) = start(&ScopeRequest::default());
+    let _listener = lab.listener("127.0.0.1:8080", 7);
+    let event = packet(lab.inode, 6, address("127.0.0.1:5"), address("127.0.0.1:8080"));
+    let needs = [Need::Listener, Need::Sysctl("net.core.somaxconn")];
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let started = Instant::now();
+    let labelled = runtime.block_on(async {
+        let mut labelled = 0;
+        for _ in 0..10_000 {
+            let found = context.facts(&event, &needs).await;
+            labelled += u32::from(found.listener.is_some_and(|listener| listener.owner.is_some()));
+        }
+        labelled
+    });
+    let took = started.elapsed();
+    eprintln!("facts for 10,000 events took {took:?}");
+    assert_eq!(labelled, 10_000);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}

@@ -1,0 +1,761 @@
+//! The thread that visits network namespaces: it hears their changes, asks
+//! them what events want to know, and keeps the sets current.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{self, Read, Seek},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use droptrace_common::Address;
+use netlink_sys::protocols::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    resource::{Resource, getrlimit},
+};
+
+use super::{
+    addresses::{self, Addresses, Change},
+    ipvs::{self, Ipvs},
+    netlink::Netlink,
+    netns::{self, Found},
+    publish::Publisher,
+    questions::{Answer, Question, Reply},
+    routes, sockets,
+    state::{Namespace, Shared},
+    sysctls,
+};
+use crate::diagnose::{Listener, ReverseRoute};
+
+/// Token of the wake-up; every other token is an inode number of a netns.
+const WAKE: u64 = u64::MAX;
+/// Token of the mount table, which changes when a named netns comes or goes.
+const MOUNTS: u64 = u64::MAX - 1;
+/// Processes and mounts are looked through this often.
+const SCAN_EVERY: Duration = Duration::from_secs(1);
+/// Mounts that change in a flood are looked through this often.
+const SCAN_REST: Duration = Duration::from_millis(50);
+/// Services are asked for this often in a netns.
+const IPVS_EVERY: Duration = Duration::from_millis(500);
+/// Namespaces without services are asked in turn, this many in each round.
+const IPVS_EMPTY_PER_ROUND: usize = 64;
+/// Retransmitted SYNs are looked for this often; more seldom by this much per netns where there are many.
+const SYN_EVERY: Duration = Duration::from_secs(1);
+const SYN_PER_NETNS: Duration = Duration::from_millis(10);
+/// Descriptors that namespaces leave to others.
+const DESCRIPTORS_LEFT: u64 = 256;
+/// Destinations of unanswered SYNs that are kept apart.
+const UNANSWERED: usize = 4_096;
+
+/// A netns whose changes are heard.
+struct Watched {
+    /// Hears links and routes, and leads into the netns.
+    route: Netlink,
+    /// TCPSynRetrans when it was last read.
+    syn_retransmissions: Option<u64>,
+    /// SYN retransmissions of each connecting socket that were counted.
+    connecting: BTreeMap<u64, u8>,
+}
+
+/// Requests in one netns, opened when first needed.
+#[derive(Default)]
+struct Visit {
+    route: Option<Netlink>,
+    diag: Option<Netlink>,
+}
+
+/// The thread's own.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    publisher: Publisher,
+    home: OwnedFd,
+    epoll: Epoll,
+    mounts: File,
+    watched: BTreeMap<u32, Watched>,
+    /// Namespaces in scope, each with the path by which the user named it and that keeps it watched; empty: all.
+    scope: BTreeMap<u32, PathBuf>,
+    limit: usize,
+    scanned: Instant,
+    /// The mount table changed since the last scan.
+    mounts_changed: bool,
+    ipvs_asked: Instant,
+    /// Where the round of namespaces without services goes on.
+    ipvs_turn: u32,
+    syn_asked: Instant,
+}
+
+impl Worker {
+    /// Prepares on the thread that will run it.
+    ///
+    /// # Errors
+    /// A descriptor could not be had.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        publisher: Publisher,
+        scope: BTreeMap<u32, PathBuf>,
+    ) -> io::Result<Self> {
+        let (home, _) = netns::open(Path::new("/proc/thread-self/ns/net"))?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let mounts = File::open("/proc/self/mountinfo")?;
+        epoll.add(shared.wake(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        epoll.add(&mounts, EpollEvent::new(EpollFlags::EPOLLPRI, MOUNTS))?;
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?.0;
+        let limit = descriptors.saturating_sub(DESCRIPTORS_LEFT).max(64) as usize;
+        let now = Instant::now();
+        let mut worker = Self {
+            shared,
+            publisher,
+            home,
+            epoll,
+            mounts,
+            watched: BTreeMap::new(),
+            scope,
+            limit,
+            scanned: now,
+            mounts_changed: false,
+            ipvs_asked: now,
+            ipvs_turn: 0,
+            syn_asked: now,
+        };
+        worker.scan(true);
+        worker.ask_ipvs(true);
+        worker.look_for_syns();
+        Ok(worker)
+    }
+
+    /// Works until context ends.
+    pub(super) fn run(mut self) {
+        let mut events = [EpollEvent::empty(); 64];
+        while !self.shared.stopped() {
+            let timeout = EpollTimeout::try_from(self.rest()).unwrap_or(EpollTimeout::ZERO);
+            // An interrupted wait is an empty one.
+            let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+            let mut changed = BTreeSet::new();
+            for event in &events[..count] {
+                match event.data() {
+                    WAKE => self.read_wake(),
+                    MOUNTS => self.read_mounts(),
+                    netns => {
+                        changed.insert(netns as u32);
+                    }
+                }
+            }
+            let mut addresses_changed = false;
+            for netns in changed {
+                addresses_changed |= self.hear(netns);
+            }
+            self.answer_all();
+            self.keep_up(addresses_changed);
+        }
+    }
+
+    /// Time until something is due.
+    fn rest(&self) -> Duration {
+        let scan = if self.mounts_changed {
+            SCAN_REST
+        } else {
+            SCAN_EVERY
+        };
+        [
+            (self.scanned, scan),
+            (self.ipvs_asked, IPVS_EVERY),
+            (self.syn_asked, self.syn_every()),
+        ]
+        .into_iter()
+        .map(|(last, every)| every.saturating_sub(last.elapsed()))
+        .min()
+        .map_or(SCAN_EVERY, |rest| rest + Duration::from_millis(1))
+    }
+
+    fn syn_every(&self) -> Duration {
+        SYN_EVERY.max(SYN_PER_NETNS * self.watched.len() as u32)
+    }
+
+    fn keep_up(&mut self, addresses_changed: bool) {
+        if self.scanned.elapsed() >= SCAN_EVERY || self.mounts_changed && self.scanned.elapsed() >= SCAN_REST
+        {
+            self.scan(false);
+        }
+        // A service usually comes with its address.
+        if self.ipvs_asked.elapsed() >= IPVS_EVERY
+            || addresses_changed && self.ipvs_asked.elapsed() >= SCAN_REST
+        {
+            self.ask_ipvs(false);
+        }
+        if self.syn_asked.elapsed() >= self.syn_every() {
+            self.look_for_syns();
+        }
+    }
+
+    fn read_wake(&self) {
+        let mut count = [0; 8];
+        // Only clears the counter.
+        let _ = nix::unistd::read(self.shared.wake(), &mut count);
+    }
+
+    fn read_mounts(&mut self) {
+        self.mounts_changed = true;
+        // The change counts as seen once the table was read.
+        let _ = self.mounts.rewind();
+        let _ = io::copy(&mut self.mounts.by_ref(), &mut io::sink());
+    }
+
+    // Namespaces.
+
+    fn scan(&mut self, thorough: bool) {
+        self.scanned = Instant::now();
+        self.mounts_changed = false;
+        let mut found = self.shared.discovery().scan(thorough);
+        for (netns, path) in &self.scope {
+            if let std::collections::btree_map::Entry::Vacant(entry) = found.entry(*netns)
+                && netns::open(path).is_ok_and(|(_, inode)| inode == *netns)
+            {
+                entry.insert(Found {
+                    name: None,
+                    path: path.clone(),
+                });
+            }
+        }
+        let gone: Vec<u32> = self
+            .watched
+            .keys()
+            .filter(|netns| !found.contains_key(netns))
+            .copied()
+            .collect();
+        for netns in gone {
+            self.leave(netns);
+        }
+        let mut left_out = 0;
+        for (netns, found) in found {
+            if self.watched.contains_key(&netns) {
+                if let Some(known) = self.shared.state().namespaces.get_mut(&netns) {
+                    known.name = found.name;
+                }
+            } else if self.watched.len() >= self.limit {
+                left_out += 1;
+            } else if let Err(error) = self.adopt(netns, found)
+                && !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+            {
+                self.shared.problem(
+                    &format!("network namespace {netns}"),
+                    format!("not watched: {error}"),
+                );
+            }
+        }
+        if left_out > 0 {
+            self.shared.problem(
+                "network namespaces",
+                format!(
+                    "{left_out} of them are not watched: the limit of open files allows {}; raise it (ulimit -n) and start again",
+                    self.limit
+                ),
+            );
+        }
+        self.go_home();
+    }
+
+    fn adopt(&mut self, netns: u32, found: Found) -> io::Result<()> {
+        let (fd, inode) = netns::open(&found.path)?;
+        if inode != netns {
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        }
+        netns::enter(fd)?;
+        // Heard first, asked second: no change falls between.
+        let route = Netlink::subscribe(NETLINK_ROUTE, addresses::GROUPS)?;
+        let addresses = Addresses::load(&mut Netlink::open(NETLINK_ROUTE)?)?;
+        self.epoll
+            .add(&route, EpollEvent::new(EpollFlags::EPOLLIN, u64::from(netns)))?;
+        self.watched.insert(
+            netns,
+            Watched {
+                route,
+                syn_retransmissions: None,
+                connecting: BTreeMap::new(),
+            },
+        );
+        self.shared.state().namespaces.insert(
+            netns,
+            Namespace {
+                name: found.name,
+                addresses,
+                ..Namespace::default()
+            },
+        );
+        self.publish(netns);
+        Ok(())
+    }
+
+    fn leave(&mut self, netns: u32) {
+        if let Some(watched) = self.watched.remove(&netns) {
+            let _ = self.epoll.delete(&watched.route);
+        }
+        self.shared.state().namespaces.remove(&netns);
+        let written = self.publisher.forget(netns);
+        self.written(written);
+        self.tell_entry_hook();
+    }
+
+    /// Enters a netns for a while; [`Self::go_home`] must follow, since a visitor keeps a netns alive.
+    fn visit(&self, netns: u32) -> io::Result<Visit> {
+        let watched = self
+            .watched
+            .get(&netns)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the netns vanished"))?;
+        netns::enter(netns::of_socket(&watched.route)?)?;
+        Ok(Visit::default())
+    }
+
+    fn go_home(&self) {
+        if let Err(error) = netns::enter(&self.home) {
+            self.shared
+                .problem("own network namespace", format!("cannot go back to it: {error}"));
+        }
+    }
+
+    // Addresses.
+
+    /// Takes over what a netns announced; tells whether an address or device changed.
+    fn hear(&mut self, netns: u32) -> bool {
+        let Some(watched) = self.watched.get(&netns) else {
+            return false;
+        };
+        let mut change = Change::None;
+        loop {
+            match watched.route.heard() {
+                Ok(messages) if messages.is_empty() => break,
+                Ok(messages) => {
+                    let mut state = self.shared.state();
+                    if let Some(known) = state.namespaces.get_mut(&netns) {
+                        for message in &messages {
+                            change = change.max(known.addresses.take(message));
+                        }
+                    }
+                }
+                // Messages were lost.
+                Err(_) => change = Change::Reload,
+            }
+        }
+        if change == Change::Reload {
+            let loaded = self
+                .visit(netns)
+                .and_then(|_| Addresses::load(&mut Netlink::open(NETLINK_ROUTE)?));
+            self.go_home();
+            match loaded {
+                Ok(addresses) => {
+                    if let Some(known) = self.shared.state().namespaces.get_mut(&netns) {
+                        known.addresses = addresses;
+                    }
+                }
+                Err(error) => self.shared.problem(
+                    &format!("network namespace {netns}"),
+                    format!("its addresses may be out of date: {error}"),
+                ),
+            }
+        }
+        if change != Change::None {
+            self.publish(netns);
+        }
+        change != Change::None
+    }
+
+    fn publish(&mut self, netns: u32) {
+        let state = self.shared.state();
+        let Some(known) = state.namespaces.get(&netns) else {
+            return;
+        };
+        let ipvs: BTreeSet<Address> = ipvs::addresses(&known.services);
+        let wanted = known.addresses.wanted(&ipvs);
+        let scoped = self.scope.contains_key(&netns).then(|| known.addresses.scoped());
+        drop(state);
+        let written = self.publisher.addresses(netns, wanted);
+        self.written(written);
+        if let Some(scoped) = scoped {
+            let written = self.publisher.scope(netns, scoped);
+            self.written(written);
+        }
+    }
+
+    fn written(&self, result: io::Result<()>) {
+        if let Err(error) = result {
+            self.shared.problem(
+                "membership sets",
+                format!(
+                    "incomplete, hence causes that rest on local or IPVS addresses may be missed: {error}"
+                ),
+            );
+        }
+    }
+
+    // IPVS.
+
+    fn ask_ipvs(&mut self, all: bool) {
+        self.ipvs_asked = Instant::now();
+        let loaded = ipvs::is_loaded();
+        let (busy, empty): (Vec<u32>, Vec<u32>) = {
+            let state = self.shared.state();
+            state
+                .namespaces
+                .iter()
+                .map(|(netns, known)| (*netns, known.services.is_empty()))
+                .fold(
+                    (Vec::new(), Vec::new()),
+                    |(mut busy, mut empty), (netns, is_empty)| {
+                        if is_empty { &mut empty } else { &mut busy }.push(netns);
+                        (busy, empty)
+                    },
+                )
+        };
+        if !loaded {
+            for netns in busy {
+                self.take_services(netns, BTreeSet::new(), None);
+            }
+            return;
+        }
+        let turn = self.ipvs_turn;
+        let mut due = busy;
+        let in_turn = empty
+            .iter()
+            .filter(|&&netns| netns > turn)
+            .chain(empty.iter().filter(|&&netns| netns <= turn))
+            .take(if all { usize::MAX } else { IPVS_EMPTY_PER_ROUND });
+        for netns in in_turn {
+            self.ipvs_turn = *netns;
+            due.push(*netns);
+        }
+        for netns in due {
+            let asked = self.visit(netns).and_then(|_| {
+                let services = Ipvs::open()?.services()?;
+                let expire = (!services.is_empty()).then(expire_nodest_conn);
+                Ok((services, expire.flatten()))
+            });
+            match asked {
+                Ok((services, expire)) => self.take_services(netns, services, expire),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => self.shared.problem("IPVS services", error.to_string()),
+            }
+        }
+        self.go_home();
+    }
+
+    fn take_services(&mut self, netns: u32, services: BTreeSet<ipvs::Service>, expire: Option<bool>) {
+        let mut state = self.shared.state();
+        let Some(known) = state.namespaces.get_mut(&netns) else {
+            return;
+        };
+        if known.services == services && known.expire_nodest_conn == expire {
+            return;
+        }
+        known.services = services;
+        known.expire_nodest_conn = expire;
+        let keys: Vec<_> = known.services.iter().map(|service| service.key(netns)).collect();
+        drop(state);
+        let written = self.publisher.services(netns, keys.into_iter());
+        self.written(written);
+        self.publish(netns);
+        self.tell_entry_hook();
+    }
+
+    /// The entry hook is needed where a netns in scope has services and keeps entries of removed servers.
+    fn tell_entry_hook(&self) {
+        let needed = self.shared.state().namespaces.iter().any(|(netns, known)| {
+            (self.scope.is_empty() || self.scope.contains_key(netns))
+                && !known.services.is_empty()
+                && known.expire_nodest_conn == Some(false)
+        });
+        self.shared
+            .entry_hook
+            .send_if_modified(|held| std::mem::replace(held, needed) != needed);
+    }
+
+    // Questions.
+
+    fn answer_all(&mut self) {
+        let mut asked = std::mem::take(&mut self.shared.state().asked);
+        if asked.is_empty() {
+            return;
+        }
+        let searched = asked.iter().any(|question| match question {
+            Question::Netns(netns) => !self.watched.contains_key(netns),
+            _ => false,
+        });
+        if searched {
+            self.scan(true);
+        }
+        asked.sort_by_key(netns_of);
+        let mut visited = None;
+        let mut visit = Visit::default();
+        for question in asked {
+            let netns = netns_of(&question);
+            let reply = if let Question::Netns(netns) = question {
+                self.present(netns)
+            } else {
+                if visited != Some(netns) {
+                    visited = None;
+                    match self.visit(netns) {
+                        Ok(new) => {
+                            visit = new;
+                            visited = Some(netns);
+                        }
+                        Err(error) => {
+                            self.shared.answer(question, Err(error.to_string()));
+                            continue;
+                        }
+                    }
+                }
+                self.answer(&mut visit, &question)
+            };
+            self.shared.answer(question, reply);
+        }
+        self.go_home();
+    }
+
+    fn present(&self, netns: u32) -> Reply {
+        if self.watched.contains_key(&netns) {
+            Ok(Answer::Present)
+        } else if self.watched.len() >= self.limit {
+            Err(format!(
+                "not watched: the limit of open files allows {} network namespaces",
+                self.limit
+            ))
+        } else {
+            Err(format!(
+                "no process and no mount leads to network namespace {netns}"
+            ))
+        }
+    }
+
+    fn answer(&self, visit: &mut Visit, question: &Question) -> Reply {
+        match question {
+            Question::Listener {
+                to,
+                port,
+                ifindex,
+                inode,
+                ..
+            } => {
+                let listeners = sockets::listeners(visit.diag()?, *port).map_err(words)?;
+                let chosen = sockets::choose(&listeners, *to, *ifindex, *inode).ok_or_else(|| {
+                    format!(
+                        "nothing listens on {} any more",
+                        std::net::SocketAddr::new(*to, *port)
+                    )
+                })?;
+                Ok(Answer::Listener(Listener {
+                    address: chosen.address,
+                    queue_length: chosen.queue_length,
+                    queue_limit: chosen.queue_limit,
+                    inode: chosen.inode,
+                    owner: None,
+                    sharing: sockets::sharing(&listeners, chosen),
+                }))
+            }
+            Question::Socket {
+                protocol,
+                local,
+                remote,
+                ifindex,
+                ..
+            } => sockets::lookup(visit.diag()?, *protocol, *local, *remote, *ifindex)
+                .map_err(words)?
+                .map(Answer::Socket)
+                .ok_or_else(|| "no process has a socket for this packet".to_owned()),
+            Question::Route { netns, to, from } => {
+                let route = routes::lookup(visit.route()?, *to, *from).map_err(words)?;
+                Ok(Answer::Route(ReverseRoute {
+                    device: route.ifindex.map(|index| self.device_name(*netns, index)),
+                    gateway: route.gateway,
+                    kind: route.kind.to_owned(),
+                }))
+            }
+            Question::Services { address, .. } => {
+                if !ipvs::is_loaded() {
+                    return Ok(Answer::Services(Vec::new()));
+                }
+                let services = Ipvs::open()
+                    .and_then(|mut ipvs| ipvs.services_at(*address))
+                    .map_err(words)?;
+                Ok(Answer::Services(services))
+            }
+            Question::Conntrack { .. } => sysctls::conntrack().map(Answer::Conntrack),
+            Question::Sysctl { path, .. } => sysctls::read(path).map(Answer::Sysctl),
+            Question::Netns(netns) => self.present(*netns),
+            Question::Process { .. } => Err("asked of the wrong thread".to_owned()),
+        }
+    }
+
+    fn device_name(&self, netns: u32, index: u32) -> String {
+        self.shared
+            .state()
+            .namespaces
+            .get(&netns)
+            .and_then(|known| known.addresses.device(index))
+            .map_or_else(|| format!("device {index}"), |device| device.name.clone())
+    }
+
+    // SYNs that stay unanswered.
+
+    fn look_for_syns(&mut self) {
+        self.syn_asked = Instant::now();
+        let all: Vec<u32> = self.watched.keys().copied().collect();
+        for netns in all {
+            let Ok(mut visit) = self.visit(netns) else {
+                continue;
+            };
+            let Some(total) = syn_retransmissions() else {
+                continue;
+            };
+            let Some(watched) = self.watched.get_mut(&netns) else {
+                continue;
+            };
+            // The first reading is where counting starts.
+            let before = watched.syn_retransmissions.replace(total).unwrap_or(total);
+            if total <= before {
+                continue;
+            }
+            let Ok(connecting) = visit
+                .diag()
+                .and_then(|diag| sockets::connecting(diag).map_err(words))
+            else {
+                continue;
+            };
+            let grown = growth(&mut watched.connecting, &connecting, total - before);
+            for (socket, count) in grown {
+                let route = visit
+                    .route()
+                    .ok()
+                    .and_then(|route| routes::lookup(route, socket.remote.ip(), Some(socket.local)).ok());
+                let interface = route
+                    .and_then(|route| route.ifindex)
+                    .map(|index| self.device_name(netns, index));
+                let mut state = self.shared.state();
+                let key = (netns, socket.remote.ip(), socket.remote.port());
+                if state.unanswered.len() < UNANSWERED || state.unanswered.contains_key(&key) {
+                    let entry = state.unanswered.entry(key).or_default();
+                    entry.0 = interface.or_else(|| entry.0.take());
+                    entry.1 += count;
+                }
+            }
+        }
+        self.go_home();
+    }
+}
+
+impl Visit {
+    fn diag(&mut self) -> Result<&mut Netlink, String> {
+        open(&mut self.diag, NETLINK_SOCK_DIAG)
+    }
+
+    fn route(&mut self) -> Result<&mut Netlink, String> {
+        open(&mut self.route, NETLINK_ROUTE)
+    }
+}
+
+fn open(slot: &mut Option<Netlink>, protocol: isize) -> Result<&mut Netlink, String> {
+    if slot.is_none() {
+        *slot = Some(Netlink::open(protocol).map_err(words)?);
+    }
+    slot.as_mut().ok_or_else(String::new)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "made for map_err")]
+fn words(error: io::Error) -> String {
+    error.to_string()
+}
+
+const fn netns_of(question: &Question) -> u32 {
+    match question {
+        Question::Netns(netns)
+        | Question::Listener { netns, .. }
+        | Question::Socket { netns, .. }
+        | Question::Process { netns, .. }
+        | Question::Route { netns, .. }
+        | Question::Services { netns, .. }
+        | Question::Conntrack { netns }
+        | Question::Sysctl { netns, .. } => *netns,
+    }
+}
+
+/// `net.ipv4.vs.expire_nodest_conn` of the netns that the thread is in.
+fn expire_nodest_conn() -> Option<bool> {
+    let path = sysctls::path("net.ipv4.vs.expire_nodest_conn", None)?;
+    sysctls::read(&path).ok().map(|value| value != "0")
+}
+
+/// TcpExtTCPSynRetrans of the netns that the thread is in.
+fn syn_retransmissions() -> Option<u64> {
+    counter(
+        &std::fs::read_to_string("/proc/thread-self/net/netstat").ok()?,
+        "TcpExt:",
+        "TCPSynRetrans",
+    )
+}
+
+/// A counter of `/proc/net/netstat`: a line of names, then one of values.
+fn counter(netstat: &str, group: &str, name: &str) -> Option<u64> {
+    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix(group));
+    let names = lines.next()?.split_whitespace();
+    let values = lines.next()?.split_whitespace();
+    names.zip(values).find(|(each, _)| *each == name)?.1.parse().ok()
+}
+
+/// Sockets that sent their SYN again since the last look, each with how often; together never more often than the
+/// counter grew. Sockets that are gone are forgotten.
+fn growth<'a>(
+    counted: &mut BTreeMap<u64, u8>,
+    connecting: &'a [sockets::Connecting],
+    counter: u64,
+) -> Vec<(&'a sockets::Connecting, u64)> {
+    let mut left = counter;
+    let grown = connecting
+        .iter()
+        .filter_map(|socket| {
+            let before = counted.get(&socket.cookie).copied().unwrap_or(0);
+            let count = u64::from(socket.retransmissions.saturating_sub(before)).min(left);
+            left -= count;
+            (count > 0).then_some((socket, count))
+        })
+        .collect();
+    *counted = connecting
+        .iter()
+        .map(|socket| (socket.cookie, socket.retransmissions))
+        .collect();
+    grown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_found_by_its_name() {
+        let text =
+            "TcpExt: SyncookiesSent TCPSynRetrans Other\nTcpExt: 1 22 3\nIpExt: InNoRoutes\nIpExt: 9\n";
+        assert_eq!(counter(text, "TcpExt:", "TCPSynRetrans"), Some(22));
+        assert_eq!(counter(text, "IpExt:", "InNoRoutes"), Some(9));
+        assert_eq!(counter(text, "TcpExt:", "Absent"), None);
+        assert_eq!(counter("", "TcpExt:", "TCPSynRetrans"), None);
+    }
+
+    #[test]
+    fn retransmissions_are_counted_once_and_never_above_the_counter() {
+        let socket = |cookie, retransmissions| sockets::Connecting {
+            cookie,
+            local: "192.0.2.9".parse().unwrap(),
+            remote: "192.0.2.1:80".parse().unwrap(),
+            retransmissions,
+        };
+        let mut counted = BTreeMap::new();
+        let first = [socket(1, 2), socket(2, 1)];
+        let sum = |grown: Vec<(&sockets::Connecting, u64)>| grown.iter().map(|(_, count)| count).sum::<u64>();
+        assert_eq!(sum(growth(&mut counted, &first, 3)), 3);
+        assert_eq!(sum(growth(&mut counted, &first, 5)), 0);
+        let later = [socket(1, 4), socket(3, 6)];
+        // Socket 3 was connecting before counting began: only what the counter saw is counted.
+        assert_eq!(sum(growth(&mut counted, &later, 3)), 3);
+        assert_eq!(counted.keys().copied().collect::<Vec<_>>(), [1, 3]);
+    }
+}
