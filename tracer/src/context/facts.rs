@@ -160,9 +160,11 @@ impl Gathering {
                 Need::Conntrack => questions.push(("conntrack".to_owned(), Question::Conntrack { netns })),
                 Need::Sysctl(name) => {
                     let device = came_by.and_then(|index| known.addresses.device(index));
-                    match sysctls::path(name, device.map(|device| device.name.as_str())) {
+                    let device = device.map(|device| device.name.as_str());
+                    match sysctls::path(name, device) {
                         Some(path) => {
-                            questions.push(((*name).to_owned(), Question::Sysctl { netns, path }));
+                            let name = name.replace("{device}", device.unwrap_or_default());
+                            questions.push((name, Question::Sysctl { netns, path }));
                         }
                         None => missing.push((name, "the device is not known")),
                     }

@@ -213,8 +213,8 @@ impl Context {
     }
 
     /// Finds out what these needs ask about an event, within [`PATIENCE`]; what could not be had is named in
-    /// [`Facts::missing`]. A sysctl is found in [`Facts::sysctls`] under the name by which it was asked for. The
-    /// kernel's names (`reason`, `location`, `frames`) are not context's.
+    /// [`Facts::missing`]. A sysctl is found in [`Facts::sysctls`] under its name, the device's name in place of
+    /// `{device}`. The kernel's names (`reason`, `location`, `frames`) are not context's.
     pub fn facts(&self, event: &RawEvent, needs: &[Need]) -> impl Future<Output = Facts> + Send + 'static {
         facts::gather(self.inner.shared.clone(), event, needs)
     }

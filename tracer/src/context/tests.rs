@@ -170,7 +170,7 @@ fn a_listener_is_found_with_its_limit_and_owner() {
     assert_eq!(listener.owner.unwrap().pid, std::process::id());
     assert_eq!(facts_v4.devices[&1], "lo");
     assert!(facts_v4.sysctls.contains_key("net.core.somaxconn"));
-    assert!(facts_v4.sysctls.contains_key("net.ipv4.conf.{device}.rp_filter"));
+    assert!(facts_v4.sysctls.contains_key("net.ipv4.conf.lo.rp_filter"));
     assert!(facts_v4.missing["net.no.such_setting"].contains("does not exist"));
     assert_eq!(facts_v4.destination_holder.unwrap().unwrap().device, "lo");
     assert_eq!(facts_v4.source_holder, Some(None));
