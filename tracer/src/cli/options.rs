@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use super::problem::Problem;
 use crate::{
     diagnose::Packet,
-    sink::{Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text},
+    sink::{Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text, Tui},
 };
 
 /// Largest capture file by default, in bytes.
@@ -139,8 +139,17 @@ impl RunOptions {
     }
 
     fn open_tui(&self, selection: Selection) -> anyhow::Result<Opened> {
-        let _ = (self, selection);
-        anyhow::bail!("the full-screen view is not built yet")
+        let (tui, quit) =
+            Tui::start(self.benign).context("cannot take the terminal; --no-tui gives lines of text")?;
+        // The view hides what is benign by itself.
+        let selection = Selection {
+            benign: true,
+            ..selection
+        };
+        Ok(Opened {
+            sink: Box::new(Selected::new(selection, tui)),
+            quit: Some(quit),
+        })
     }
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod samples;
 mod select;
 mod summary;
 mod text;
+mod tui;
 pub(crate) mod words;
 
 use std::io;
@@ -20,6 +21,7 @@ pub use pcapng::{Pcapng, Storage};
 pub use progress::Captured;
 pub use select::{Selected, Selection};
 pub use text::{Paint, Text};
+pub use tui::Tui;
 
 use crate::diagnose::{Facts, RawEvent, Record};
 

@@ -146,7 +146,7 @@ impl<W: Write> Text<W> {
     fn below(&mut self, text: &mut String, drop: &Drop, time: &str) {
         let mut line = |name: &str, content: &str| {
             let name = self.paint.paint(FAINT, &format!("{name:<9}"));
-            let _ = writeln!(text, "    {name} {content}");
+            let _ = writeln!(text, "    {name} {}", words::clean(content));
         };
         let first_at = self.told.get(&drop.cause).cloned();
         if first_at.is_none() {

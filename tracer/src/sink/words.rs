@@ -1,10 +1,19 @@
 //! How the parts of a record read in text, alike in every sink.
 
-use std::fmt::Write as _;
+use std::{borrow::Cow, fmt::Write as _};
 
 use serde_json::Value;
 
 use crate::diagnose::{Coverage, Direction, Drop, Evidence, HookState, Owner};
+
+/// Without control characters: names of processes and namespaces are chosen by others, and must not move the cursor.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    if text.contains(char::is_control) {
+        Cow::Owned(text.replace(char::is_control, "\u{fffd}"))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
 
 /// Clock time of an RFC 3339 time, to the millisecond.
 pub(crate) fn clock(time: &str) -> &str {
@@ -46,6 +55,7 @@ pub(crate) fn place(drop: &Drop) -> String {
     });
     let mut text = direction.unwrap_or_default().to_owned();
     if let Some(interface) = &drop.interface {
+        let interface = clean(interface);
         let _ = write!(text, "{}{interface}", if text.is_empty() { "" } else { " " });
     }
     if let Some(netns) = netns(drop.netns, drop.netns_name.as_deref()) {
@@ -56,13 +66,13 @@ pub(crate) fn place(drop: &Drop) -> String {
 
 /// The name of a netns, else its inode.
 pub(crate) fn netns(inode: Option<u32>, name: Option<&str>) -> Option<String> {
-    name.map(ToOwned::to_owned)
+    name.map(|name| clean(name).into_owned())
         .or_else(|| inode.filter(|inode| *inode != 0).map(|inode| inode.to_string()))
 }
 
 /// `nginx[1234]`.
 pub(crate) fn owner(owner: &Owner) -> String {
-    format!("{}[{}]", owner.comm, owner.pid)
+    format!("{}[{}]", clean(&owner.comm), owner.pid)
 }
 
 /// One value of evidence.
@@ -71,7 +81,7 @@ pub(crate) fn value(value: &Value) -> String {
         Value::Null => "not known".to_owned(),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => clean(text).into_owned(),
         Value::Number(number) => number.to_string(),
         Value::Array(items) if items.is_empty() => "none".to_owned(),
         Value::Array(items) => items.iter().map(self::value).collect::<Vec<_>>().join(", "),
@@ -170,6 +180,12 @@ mod tests {
         ] {
             assert_eq!(value(&given), text);
         }
+    }
+
+    #[test]
+    fn control_characters_are_replaced() {
+        assert_eq!(clean("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+        assert_eq!(clean("größe"), "größe");
     }
 
     #[test]

@@ -1,0 +1,179 @@
+//! The full-screen view: what it knows ([`state`]), how that looks ([`view`]),
+//! and the thread that draws it and reads keys.
+
+mod detail;
+mod events;
+mod state;
+mod view;
+
+use std::{
+    io::{self, Write, stdout},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use crossterm::event::{self, Event as TerminalEvent};
+use ratatui::DefaultTerminal;
+use tokio::sync::Notify;
+
+use self::{
+    state::{Action, State},
+    view::Theme,
+};
+use super::{Origin, Sink, summary};
+use crate::diagnose::Record;
+
+/// Least time between two drawings: at most ten a second, however many drops come.
+const FRAME: Duration = Duration::from_millis(100);
+/// The clock in the header moves on this often, even when nothing comes.
+const CLOCK: Duration = Duration::from_secs(1);
+
+/// The full-screen view, as a sink. Dropping it gives the terminal back.
+pub struct Tui {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Something came since the last drawing.
+    changed: AtomicBool,
+    /// The thread shall end.
+    stop: AtomicBool,
+    quit: Arc<Notify>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while drawing leaves the records as they were.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tui {
+    /// Takes the terminal. `benign`: benign drops are shown from the start. The second value is told once when the user
+    /// asks to quit, or when the terminal is lost.
+    pub fn start(benign: bool) -> io::Result<(Self, Arc<Notify>)> {
+        let quit = Arc::new(Notify::new());
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new(benign)),
+            changed: AtomicBool::new(true),
+            stop: AtomicBool::new(false),
+            quit: quit.clone(),
+        });
+        // Its panic hook gives the terminal back, whichever thread panics.
+        let terminal = ratatui::try_init()?;
+        let thread = thread::Builder::new().name("tui".to_owned()).spawn({
+            let shared = shared.clone();
+            move || {
+                let _told = TellQuit(shared.quit.clone());
+                draw_until_stopped(&shared, terminal)
+            }
+        });
+        let thread = match thread {
+            Ok(thread) => thread,
+            Err(error) => {
+                ratatui::restore();
+                return Err(error);
+            }
+        };
+        let tui = Self {
+            shared,
+            thread: Some(thread),
+        };
+        Ok((tui, quit))
+    }
+
+    /// Ends the thread and gives the terminal back; the error is the thread's.
+    fn stop(&mut self) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else {
+            return Ok(());
+        };
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let result = thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the full-screen view panicked")));
+        ratatui::restore();
+        result
+    }
+}
+
+/// Tells the run to end when the thread ends, for whatever reason.
+struct TellQuit(Arc<Notify>);
+
+impl Drop for TellQuit {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl Sink for Tui {
+    fn record(&mut self, record: &Record, _: Option<Origin<'_>>) -> io::Result<()> {
+        self.shared.state().apply(record);
+        self.shared.changed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.stop()?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.stop()?;
+        let state = self.shared.state();
+        if let Some(end) = &state.summary {
+            let text = summary::text(end, state.coverage.as_ref(), &state.netns_names);
+            stdout().write_all(text.trim_start().as_bytes())?;
+        }
+        stdout().flush()
+    }
+}
+
+impl Drop for Tui {
+    fn drop(&mut self) {
+        // The terminal is given back either way, and nobody is left to hear of an error.
+        let _ = self.stop();
+    }
+}
+
+fn draw_until_stopped(shared: &Shared, mut terminal: DefaultTerminal) -> io::Result<()> {
+    let started = Instant::now();
+    let theme = Theme::from_environment();
+    let mut drawn: Option<Instant> = None;
+    while !shared.stop.load(Ordering::Relaxed) {
+        let since = drawn.map_or(CLOCK, |drawn| drawn.elapsed());
+        let wait = if shared.changed.load(Ordering::Relaxed) {
+            FRAME.saturating_sub(since)
+        } else {
+            FRAME
+        };
+        if event::poll(wait)? {
+            match event::read()? {
+                TerminalEvent::Key(key) => {
+                    if shared.state().key(key) == Action::Quit {
+                        shared.quit.notify_one();
+                    }
+                    shared.changed.store(true, Ordering::Relaxed);
+                }
+                TerminalEvent::Resize(..) => shared.changed.store(true, Ordering::Relaxed),
+                _ => {}
+            }
+        }
+        let since = drawn.map_or(CLOCK, |drawn| drawn.elapsed());
+        let due = since >= CLOCK || (since >= FRAME && shared.changed.load(Ordering::Relaxed));
+        if due {
+            shared.changed.store(false, Ordering::Relaxed);
+            // The lock is held while the picture is made, not while a slow terminal takes it.
+            terminal.draw(|frame| view::draw(frame, &shared.state(), started.elapsed(), theme))?;
+            drawn = Some(Instant::now());
+        }
+    }
+    Ok(())
+}
