@@ -13,7 +13,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::{
     Choice, Hook, Method, Phases, Place, Plan, PlanError, Target, When, module_identities,
-    symbols::{CONNTRACK_MAX, PER_CPU_OFFSET},
+    symbols::PER_CPU_OFFSET,
 };
 use crate::diagnose::{Gap, HookState};
 
@@ -132,15 +132,14 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     let layout: [u32; Layout::ENTRIES.len()] =
         std::array::from_fn(|index| plan.layout.get(index).unwrap_or(droptrace_common::ABSENT));
     let scope = scope_bytes(options.scope);
-    let (per_cpu_offset, conntrack_max) = (plan.variable(PER_CPU_OFFSET), plan.variable(CONNTRACK_MAX));
+    let per_cpu_offset = plan.variable(PER_CPU_OFFSET);
     let mut loader = EbpfLoader::new();
     // No program has relocations against the kernel's types: user space resolves them.
     loader
         .btf(None)
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
-        .override_global("PER_CPU_OFFSET", &per_cpu_offset, true)
-        .override_global("CONNTRACK_MAX", &conntrack_max, true);
+        .override_global("PER_CPU_OFFSET", &per_cpu_offset, true);
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }

@@ -193,7 +193,7 @@ pub const HOOKS: &[Hook] = &[
     Hook {
         name: "tcp_v4_conn_request",
         doc: "a SYN to a broadcast or multicast address",
-        target: Target::Function(&["tcp_v4_conn_request"], Phases::Exit),
+        target: Target::Function(&["tcp_v4_conn_request"], Phases::Entry),
         needs: &["arg_v4_conn_request_sk", "arg_v4_conn_request_skb"],
         serves: &[part("syn-refused", "not unicast, IPv4")],
         price: "once for each SYN that reaches a listener",
@@ -202,7 +202,7 @@ pub const HOOKS: &[Hook] = &[
     Hook {
         name: "tcp_v6_conn_request",
         doc: "a SYN to a multicast address",
-        target: Target::Function(&["tcp_v6_conn_request"], Phases::Exit),
+        target: Target::Function(&["tcp_v6_conn_request"], Phases::Entry),
         needs: &["arg_v4_conn_request_sk", "arg_v4_conn_request_skb"],
         serves: &[part("syn-refused", "not unicast, IPv6")],
         price: "once for each SYN that reaches a listener",
@@ -271,7 +271,7 @@ pub const HOOKS: &[Hook] = &[
     Hook {
         name: "tcp_validate_incoming",
         doc: "a segment of an established connection refused by its timestamp",
-        target: Target::Function(&["tcp_validate_incoming"], Phases::Exit),
+        target: Target::Function(&["tcp_validate_incoming"], Phases::EntryAndExit),
         when: When::WithoutReasons,
         needs: &[
             "arg_validate_sk",

@@ -4,13 +4,10 @@
 use std::{fs, io, path::Path};
 
 /// Variables whose addresses the programs need; no other data symbol is kept.
-const VARIABLES: &[&str] = &[PER_CPU_OFFSET, CONNTRACK_MAX];
+const VARIABLES: &[&str] = &[PER_CPU_OFFSET];
 
 /// Array of each CPU's offset to per-CPU memory (`mm/percpu.c`, 5.10 - 7.3).
 pub const PER_CPU_OFFSET: &str = "__per_cpu_offset";
-
-/// The largest number of entries in a conntrack table (`net/netfilter/nf_conntrack_core.c`, 5.10 - 7.3).
-pub const CONNTRACK_MAX: &str = "nf_conntrack_max";
 
 /// No function is longer, in bytes: an address further behind the last symbol belongs to nothing that we know.
 const FUNCTION_MAX: u64 = 128 << 10;
@@ -256,7 +253,6 @@ nonsense
         let symbols = Symbols::parse(TEXT);
         assert_eq!(symbols.address("tcp_conn_request"), Some(0xffff_ffff_8100_0100));
         assert_eq!(symbols.address(PER_CPU_OFFSET), Some(0xffff_ffff_8200_0000));
-        assert_eq!(symbols.address(CONNTRACK_MAX), Some(0xffff_ffff_c000_0100));
         assert_eq!(symbols.address("twice"), None);
         assert_eq!(symbols.address("jiffies"), None);
         assert_eq!(symbols.address("bpf_prog_1234"), None);
