@@ -141,3 +141,118 @@ fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
         ),
     };
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V5_10, V6_1, V6_12, V7_3};
+    use crate::diagnose::{Listener, Owner, Verdict};
+
+    fn at(kernel: Kernel, site: Site) -> Sample {
+        let sample = match (site, kernel) {
+            (Site::AcceptQueueSyn, _) => Sample::hook(kernel, site).tcp("10.0.0.9:40000", "10.0.0.1:80", SYN),
+            (Site::AcceptQueueCookie, V5_10 | V6_1) => {
+                Sample::freed(kernel, site, "tcp_v4_do_rcv").tcp("10.0.0.9:40000", "10.0.0.1:80", ACK)
+            }
+            (Site::AcceptQueueCookie, _) => Sample::freed(kernel, site, "cookie_v4_check")
+                .reason("NO_SOCKET")
+                .tcp("10.0.0.9:40000", "10.0.0.1:80", ACK),
+            _ => Sample::freed(kernel, site, "tcp_v6_rcv")
+                .reason_since(V7_3, "TCP_LISTEN_OVERFLOW")
+                .tcp("[fd00::9]:40000", "[fd00::1]:80", ACK),
+        };
+        sample
+            .on("eth0")
+            .field(FieldId::AcceptQueueLength, 129)
+            .field(FieldId::AcceptQueueLimit, 128)
+            .field(FieldId::Somaxconn, 128)
+            .field(FieldId::TcpAbortOnOverflow, 0)
+            .field(FieldId::ListenerPort, 80)
+    }
+
+    fn owned(sample: Sample) -> Sample {
+        sample.fact(|facts| {
+            facts.listener = Some(Listener {
+                address: "10.0.0.1:80".parse().expect("an address"),
+                queue_length: 129,
+                queue_limit: 128,
+                inode: 7,
+                owner: Some(Owner {
+                    pid: 42,
+                    comm: "nginx".to_owned(),
+                }),
+                sharing: 2,
+            });
+        })
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    Site::AcceptQueueSyn,
+                    Site::AcceptQueueAck,
+                    Site::AcceptQueueCookie,
+                ]
+                .map(|site| owned(at(kernel, site)))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn stage_and_verdict_follow_the_site() {
+        for kernel in Kernel::ALL {
+            for (site, stage) in [
+                (Site::AcceptQueueSyn, "syn"),
+                (Site::AcceptQueueAck, "ack"),
+                (Site::AcceptQueueCookie, "syncookie-ack"),
+            ] {
+                let drop = at(kernel, site).label();
+                assert_eq!(drop.evidence["stage"], stage);
+                assert_eq!(drop.verdict, Verdict::Dropped);
+                let aborted = at(kernel, site).bits(bits::ABORTED).label();
+                let rejected = site != Site::AcceptQueueSyn;
+                assert_eq!(aborted.verdict == Verdict::Rejected, rejected, "{stage}");
+            }
+        }
+    }
+
+    #[test]
+    fn owner_is_the_listeners() {
+        let drop = owned(at(V6_12, Site::AcceptQueueSyn)).label();
+        assert_eq!(drop.owner.map(|owner| owner.pid), Some(42));
+        assert_eq!(drop.evidence["listener"], "10.0.0.1:80");
+        assert_eq!(
+            drop.remedy[0].command.as_deref(),
+            Some("cat /proc/42/stack /proc/42/status")
+        );
+        assert_eq!(
+            drop.remedy[1].command.as_deref(),
+            Some("nsenter -t 42 -n sysctl -w net.core.somaxconn=1024")
+        );
+        assert!(drop.remedy[1].effect.contains("without a restart"));
+    }
+
+    #[test]
+    fn limit_tells_where_it_came_from() {
+        for (limit, somaxconn, from) in [
+            (128, 128, "somaxconn"),
+            (128, 4096, "application-or-changed-since"),
+            (511, 4096, "application"),
+            (4096, 1024, "changed-since"),
+        ] {
+            let drop = Sample::hook(V5_10, Site::AcceptQueueSyn)
+                .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+                .field(FieldId::AcceptQueueLimit, limit)
+                .sysctl("net.core.somaxconn", &somaxconn.to_string())
+                .label();
+            assert_eq!(drop.evidence["limit_from"], from);
+            assert_eq!(drop.evidence["somaxconn"], somaxconn);
+            let raises = drop.remedy[1].command.is_some();
+            assert_eq!(raises, matches!(from, "somaxconn" | "changed-since"), "{from}");
+            assert!(drop.remedy[1].action.contains(&limit.to_string()));
+        }
+    }
+}

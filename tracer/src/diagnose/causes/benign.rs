@@ -240,3 +240,28 @@ pub(super) static NOT_A_PACKET: Cause = benign(
             && !signature.at(&STILL_A_PACKET)
     },
 );
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1};
+
+    #[test]
+    fn arp_freed_without_reason_is_no_unknown_ethertype() {
+        let frame = |kernel, ethertype| {
+            Sample::freed(kernel, Site::Free, "__netif_receive_skb_core.constprop.0")
+                .reason_since(V6_1, "UNHANDLED_PROTO")
+                .bits(bits::NOT_IP)
+                .ethertype(ethertype)
+                .label()
+        };
+        assert_eq!(frame(V5_10, 0x0806).cause, "unknown");
+        for kernel in Kernel::ALL {
+            let lldp = frame(kernel, 0x88cc);
+            assert_eq!(lldp.cause, "unknown-ethertype");
+            assert!(lldp.benign);
+            assert_eq!(lldp.protocol.as_deref(), Some("ethertype 0x88cc"));
+        }
+    }
+}

@@ -67,9 +67,50 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     if !clash.winner_is_assured() {
         found.advise(
             "The holder was never ASSURED: entries without an answer fill the ports. See who sends them.",
-            Some(in_netns(facts, None, "conntrack -L -u UNREPLIED")),
+            Some(in_netns(facts, None, "conntrack -L | grep UNREPLIED")),
             "Reads only, but walks the whole table.",
         );
     }
     found
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::ct_status;
+
+    use crate::diagnose::causes::sample::{Kernel, Sample};
+
+    use crate::diagnose::causes::conntrack_insert_race::tests::clash;
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    clash(
+                        kernel,
+                        6,
+                        2,
+                        ct_status::ASSURED | ct_status::SEEN_REPLY,
+                        3,
+                        431_990,
+                    ),
+                    clash(kernel, 17, 2, 0, 0, 20),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn an_assured_or_older_holder_means_exhaustion() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.cause, "conntrack-nat-exhausted");
+            assert_eq!(drop.evidence["winner_age_s"], 10.0);
+            assert!(drop.remedy[0].command.as_deref().is_some_and(|command| {
+                command.contains("--reply-src 203.0.113.7 --reply-dst 192.0.2.1 --reply-port-src 53")
+            }));
+            assert!(drop.remedy[1].action.contains("--to-source 192.0.2.1-LAST"));
+        }
+    }
 }

@@ -68,3 +68,45 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::ConntrackUsage;
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V6_1};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                Sample::freed(kernel, Site::ConntrackTableFull, "nf_hook_slow")
+                    .reason_since(V6_1, "NETFILTER_DROP")
+                    .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+                    .on("eth0")
+                    .fact(|facts| {
+                        facts.conntrack = Some(ConntrackUsage {
+                            count: 65_540,
+                            max: 65_536,
+                        });
+                    })
+            })
+            .into()
+    }
+
+    #[test]
+    fn count_and_max_are_shown_and_max_is_doubled() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["count"], 65_540);
+            assert_eq!(drop.evidence["max"], 65_536);
+            let command = drop.remedy[0].command.clone().unwrap_or_default();
+            assert!(command.contains("nf_conntrack_max=131072"), "{command}");
+            assert!(command.contains("echo 32768 > /sys/module/nf_conntrack/parameters/hashsize"));
+            // The event's own values are of the moment of the drop.
+            let event = sample
+                .field(FieldId::ConntrackCount, 7)
+                .field(FieldId::ConntrackMax, 6);
+            assert_eq!(event.label().evidence["count"], 7);
+        }
+    }
+}

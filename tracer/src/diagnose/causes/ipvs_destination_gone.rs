@@ -75,3 +75,41 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::Verdict;
+    use crate::diagnose::causes::sample::{ACK, Kernel, Sample, V6_1};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                Sample::freed(kernel, Site::IpvsDestinationGone, "nf_hook_slow")
+                    .reason_since(V6_1, "NETFILTER_DROP")
+                    .tcp("[fd00::9]:40000", "[fd00:96::10]:80", ACK)
+                    .on("eth0")
+                    .bits(bits::SERVICE_IPVS)
+                    .address(FieldId::IpvsServerHi, FieldId::IpvsServerLo, "fd00:244::7")
+                    .field(FieldId::IpvsServerPort, 8080)
+                    .field(FieldId::IpvsState, 1)
+                    .sysctl("net.ipv4.vs.expire_nodest_conn", "0")
+            })
+            .into()
+    }
+
+    #[test]
+    fn server_and_drain_are_named() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.verdict, Verdict::Dropped);
+            assert_eq!(drop.evidence["state"], "ESTABLISHED");
+            assert_eq!(drop.evidence["real_server"], "[fd00:244::7]:8080");
+            assert_eq!(
+                drop.remedy[1].command.as_deref(),
+                Some("ipvsadm -e -t [fd00:96::10]:80 -r [fd00:244::7]:8080 -w 0")
+            );
+        }
+    }
+}

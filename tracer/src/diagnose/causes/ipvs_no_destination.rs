@@ -79,3 +79,62 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     };
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V6_1};
+    use crate::diagnose::{IpvsDestination, IpvsService, Verdict};
+
+    fn at(kernel: Kernel, weights: &[i32]) -> Sample {
+        let destinations = weights
+            .iter()
+            .enumerate()
+            .map(|(index, weight)| IpvsDestination {
+                address: std::net::Ipv4Addr::new(10, 244, 1, index as u8 + 1).into(),
+                port: 8080,
+                weight: *weight,
+            })
+            .collect();
+        Sample::freed(kernel, Site::IpvsNoDestination, "nf_hook_slow")
+            .reason_since(V6_1, "NETFILTER_DROP")
+            .tcp("10.0.0.9:40000", "10.96.0.10:80", SYN)
+            .on("eth0")
+            .bits(bits::SERVICE_IPVS)
+            .fact(|facts| {
+                facts.ipvs_services = Some(vec![IpvsService {
+                    address: "10.96.0.10".parse().expect("an address"),
+                    port: 80,
+                    protocol: 6,
+                    scheduler: "rr".to_owned(),
+                    destinations,
+                }]);
+            })
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL.map(|kernel| at(kernel, &[0, 0])).into()
+    }
+
+    #[test]
+    fn remedy_depends_on_the_servers() {
+        for kernel in Kernel::ALL {
+            let none = at(kernel, &[]).label();
+            assert_eq!(none.verdict, Verdict::Rejected);
+            assert_eq!(none.evidence["real_servers"], 0);
+            assert!(none.remedy[0].action.contains("no ready endpoint"));
+            let zero = at(kernel, &[0, 0]).label();
+            assert_eq!(zero.evidence["weight_zero"], 2);
+            assert_eq!(
+                zero.remedy[0].command.as_deref(),
+                Some("ipvsadm -e -t 10.96.0.10:80 -r 10.244.1.1:8080 -w 1")
+            );
+            let overloaded = at(kernel, &[1]).label();
+            assert_eq!(
+                overloaded.remedy[0].command.as_deref(),
+                Some("ipvsadm -Ln -t 10.96.0.10:80 --thresholds")
+            );
+        }
+    }
+}

@@ -125,3 +125,80 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V6_1, V6_12};
+    use crate::diagnose::{FoundBy, Verdict};
+
+    fn at(kernel: Kernel, site: Site, weight: i64, removed: bool) -> Sample {
+        let sample = if site == Site::IpvsReuseMisdelivered {
+            Sample::hook(kernel, site)
+        } else {
+            Sample::freed(kernel, site, "nf_hook_slow").reason_since(V6_1, "NETFILTER_DROP")
+        };
+        sample
+            .tcp("10.0.0.9:40000", "10.96.0.10:80", SYN)
+            .on("eth0")
+            .bits(bits::SERVICE_IPVS)
+            .address(FieldId::IpvsServerHi, FieldId::IpvsServerLo, "10.244.1.7")
+            .field(FieldId::IpvsServerPort, 8080)
+            .field(FieldId::IpvsState, 5)
+            .field(FieldId::IpvsWeight, weight as u64)
+            .field(FieldId::IpvsRemoved, u64::from(removed))
+            .sysctl("net.ipv4.vs.conn_reuse_mode", "0")
+            .sysctl("net.ipv4.vs.expire_nodest_conn", "0")
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    at(kernel, Site::IpvsReuseMisdelivered, 0, false),
+                    at(kernel, Site::IpvsReuseMisdelivered, 1, false),
+                    at(kernel, Site::IpvsReuseDropped, -1, true),
+                    at(kernel, Site::IpvsExpired, 0, true),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn verdict_follows_what_ipvs_did() {
+        for kernel in Kernel::ALL {
+            let sent = at(kernel, Site::IpvsReuseMisdelivered, 0, false).label();
+            assert_eq!(sent.verdict, Verdict::Misdelivered);
+            assert_eq!(sent.found_by, FoundBy::Hook);
+            assert_eq!(sent.evidence["state"], "TIME_WAIT");
+            assert_eq!(sent.evidence["real_server"], "10.244.1.7:8080");
+            assert_eq!(sent.evidence["virtual_service"], "10.96.0.10:80");
+            assert_eq!(sent.evidence["weight"], 0);
+            let dropped = at(kernel, Site::IpvsReuseDropped, -1, true).label();
+            assert_eq!(dropped.verdict, Verdict::Dropped);
+            assert_eq!(dropped.evidence["removed"], true);
+            assert!(dropped.evidence["weight"].is_null());
+        }
+    }
+
+    #[test]
+    fn remedy_fits_the_server() {
+        let commands = |site, weight, removed| -> Vec<String> {
+            at(V6_12, site, weight, removed)
+                .label()
+                .remedy
+                .into_iter()
+                .filter_map(|remedy| remedy.command)
+                .collect()
+        };
+        let expire = "sysctl -w net.ipv4.vs.expire_nodest_conn=1";
+        let reuse = "sysctl -w net.ipv4.vs.conn_reuse_mode=1";
+        let remove = "ipvsadm -d -t 10.96.0.10:80 -r 10.244.1.7:8080";
+        assert_eq!(commands(Site::IpvsReuseMisdelivered, 0, false), [expire, remove]);
+        assert_eq!(commands(Site::IpvsReuseMisdelivered, 1, false), [reuse, remove]);
+        assert_eq!(commands(Site::IpvsReuseDropped, -1, true), [expire]);
+        assert!(commands(Site::IpvsExpired, -1, true).is_empty());
+    }
+}

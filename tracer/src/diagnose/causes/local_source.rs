@@ -135,3 +135,92 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::AddressHolder;
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10, V6_1, V6_12, V7_3};
+
+    fn at(kernel: Kernel, device: &str, kind: Option<&str>) -> Sample {
+        let location = match kernel {
+            V5_10 | V6_1 => "ip_rcv_finish_core.constprop.0",
+            V6_12 => "ip_rcv_finish_core.isra.0",
+            V7_3 => "ip_rcv_finish_core",
+        };
+        Sample::freed(kernel, Site::MartianSource, location)
+            .reason_since(V7_3, "IP_LOCAL_SOURCE")
+            .tcp("10.96.0.10:40000", "10.0.0.1:80", SYN)
+            .on("eth0")
+            .bits(bits::SOURCE_LOCAL)
+            .field(FieldId::AcceptLocalAll, 0)
+            .field(FieldId::AcceptLocalDevice, 0)
+            .fact(|facts| {
+                facts.source_holder = Some(Some(AddressHolder {
+                    device: device.to_owned(),
+                    kind: kind.map(str::to_owned),
+                }));
+            })
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    at(kernel, "kube-ipvs0", Some("dummy")),
+                    at(kernel, "vip0", Some("dummy")),
+                    at(kernel, "eth1", None),
+                    at(kernel, "eth1", None).fact(|facts| facts.source_holder = Some(None)),
+                    at(kernel, "eth1", None).fact(|facts| facts.source_holder = None),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn address_and_holder_are_named() {
+        for kernel in Kernel::ALL {
+            let drop = at(kernel, "kube-ipvs0", Some("dummy")).label();
+            assert_eq!(drop.evidence["source"], "10.96.0.10");
+            assert_eq!(drop.evidence["holder"], "kube-ipvs0");
+            assert_eq!(drop.evidence["holder_kind"], "dummy");
+            assert_eq!(drop.evidence["interface"], "eth0");
+            assert_eq!(drop.evidence["accept_local"], false);
+            assert!(drop.remedy[0].action.contains("ipMode: Proxy"));
+            let dummy = at(kernel, "vip0", Some("dummy")).label();
+            assert_eq!(
+                dummy.remedy[0].command.as_deref(),
+                Some("ip address del 10.96.0.10/32 dev vip0")
+            );
+            let other = at(kernel, "eth1", None).label();
+            assert_eq!(
+                other.remedy[0].command.as_deref(),
+                Some("arping -D -c 3 -I eth0 10.96.0.10")
+            );
+        }
+    }
+
+    #[test]
+    fn accept_local_is_never_offered() {
+        for sample in samples() {
+            for remedy in sample.label().remedy {
+                assert!(!remedy.action.contains("accept_local"), "{remedy:?}");
+                assert!(!remedy.command.unwrap_or_default().contains("accept_local"));
+            }
+        }
+    }
+
+    #[test]
+    fn settings_of_the_facts_serve_where_the_hook_read_none() {
+        let drop = Sample::freed(V6_1, Site::MartianSource, "ip_rcv_finish_core")
+            .tcp("10.96.0.10:40000", "10.0.0.1:80", SYN)
+            .on("eth0")
+            .bits(bits::SOURCE_LOCAL)
+            .sysctl("net.ipv4.conf.all.accept_local", "0")
+            .sysctl("net.ipv4.conf.eth0.accept_local", "1")
+            .label();
+        assert_eq!(drop.evidence["accept_local"], true);
+    }
+}

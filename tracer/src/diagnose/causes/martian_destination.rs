@@ -82,3 +82,49 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V7_3};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    Sample::freed(kernel, Site::Free, "ip_rcv_finish_core")
+                        .reason_since(V7_3, "IP_LOCALNET")
+                        .tcp("10.0.0.9:40000", "127.0.0.1:80", SYN)
+                        .on("eth0")
+                        .bits(bits::DESTINATION_LOOPBACK | bits::DESTINATION_LOCAL),
+                    Sample::freed(kernel, Site::Free, "ip_rcv_finish_core")
+                        .reason_since(V7_3, "IP_INVALID_DEST")
+                        .udp("10.0.0.9:40000", "0.0.0.1:53")
+                        .on("eth0")
+                        .bits(bits::DESTINATION_INVALID),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn only_loopback_has_an_exception_to_offer() {
+        for (index, sample) in samples().iter().enumerate() {
+            let drop = sample.label();
+            let loopback = index % 2 == 0;
+            assert_eq!(
+                drop.evidence["destination_kind"],
+                if loopback { "loopback" } else { "invalid" }
+            );
+            assert_eq!(drop.remedy.len(), if loopback { 2 } else { 1 });
+            if loopback {
+                assert_eq!(
+                    drop.remedy[1].command.as_deref(),
+                    Some("sysctl -w net.ipv4.conf.eth0.route_localnet=1")
+                );
+            }
+        }
+    }
+}

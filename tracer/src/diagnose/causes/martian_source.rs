@@ -102,3 +102,83 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3};
+    use crate::diagnose::{AddressHolder, Facts, ReverseRoute};
+
+    fn at(kernel: Kernel, source: &str, reason: &str) -> Sample {
+        Sample::freed(kernel, Site::MartianSource, "ip_rcv_finish_core")
+            .reason_since(V7_3, reason)
+            .udp(source, "10.0.0.1:53")
+            .on("eth0")
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    at(kernel, "127.0.0.1:40000", "IP_LOCALNET")
+                        .bits(bits::SOURCE_NOT_UNICAST | bits::SOURCE_LOCAL),
+                    at(kernel, "198.51.100.9:40000", "IP_INVALID_SOURCE").fact(|facts| {
+                        facts.reverse_route = Some(ReverseRoute {
+                            device: None,
+                            gateway: None,
+                            kind: "blackhole".to_owned(),
+                        });
+                    }),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn kind_of_the_source_is_told() {
+        for kernel in Kernel::ALL {
+            for (source, kind) in [
+                ("127.0.0.1:1", "loopback"),
+                ("224.0.0.1:1", "multicast"),
+                ("255.255.255.255:1", "broadcast"),
+                ("0.0.0.1:1", "zero"),
+                ("198.51.100.9:1", "by-route"),
+            ] {
+                let drop = at(kernel, source, "IP_INVALID_SOURCE").label();
+                assert_eq!(drop.cause, "martian-source");
+                assert_eq!(drop.evidence["source_kind"], kind);
+                assert!(
+                    drop.remedy[0]
+                        .command
+                        .as_deref()
+                        .is_some_and(|command| { command.contains("-i eth0 src host") })
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_that_only_the_facts_know_is_a_local_source() {
+        let held = |facts: &mut Facts| {
+            facts.source_holder = Some(Some(AddressHolder {
+                device: "lb0".to_owned(),
+                kind: Some("dummy".to_owned()),
+            }));
+        };
+        for kernel in [V5_10, V6_1, V6_12] {
+            let drop = at(kernel, "10.96.0.10:1", "").fact(held).label();
+            assert_eq!(drop.cause, "local-source");
+            assert_eq!(drop.evidence["holder"], "lb0");
+        }
+        // 7.3 says itself what it is, and a loopback source is none.
+        let told = at(V7_3, "10.96.0.10:1", "IP_INVALID_SOURCE").fact(held).label();
+        assert_eq!(told.cause, "martian-source");
+        let loopback = at(V6_1, "127.0.0.1:1", "")
+            .bits(bits::SOURCE_NOT_UNICAST)
+            .fact(held)
+            .label();
+        assert_eq!(loopback.cause, "martian-source");
+    }
+}

@@ -83,3 +83,10 @@ pub(super) static ALL: &[&Cause] = &[
 ];
 
 pub use unknown::UNKNOWN;
+
+#[cfg(test)]
+mod sample;
+#[cfg(test)]
+mod table;
+#[cfg(test)]
+mod tests;

@@ -98,3 +98,69 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10, V6_1, V6_12};
+
+    fn at(kernel: Kernel, version: u8) -> Sample {
+        let site = if kernel == V5_10 || version == 6 {
+            Site::NeighbourFailed
+        } else {
+            Site::Free
+        };
+        let sample = Sample::freed(kernel, site, "neigh_invalidate");
+        if version == 4 {
+            sample
+                .reason_since(V6_1, "NEIGH_FAILED")
+                .tcp("10.0.0.1:40000", "10.9.0.7:80", SYN)
+                .address(FieldId::NeighbourHi, FieldId::NeighbourLo, "10.0.0.254")
+        } else {
+            sample.tcp("[fd00::1]:40000", "[fd00::7]:80", SYN).address(
+                FieldId::NeighbourHi,
+                FieldId::NeighbourLo,
+                "fd00::7",
+            )
+        }
+        .leaving("eth0")
+        .field(FieldId::NeighbourIfindex, 3)
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| [at(kernel, 4), at(kernel, 6)])
+            .collect()
+    }
+
+    #[test]
+    fn next_hop_is_asked_for_not_the_destination() {
+        for kernel in Kernel::ALL {
+            let drop = at(kernel, 4).label();
+            assert_eq!(drop.evidence["neighbour"], "10.0.0.254");
+            assert_eq!(drop.evidence["interface"], "eth0");
+            assert_eq!(
+                drop.remedy[0].command.as_deref(),
+                Some("sh -c \"ip route get 10.9.0.7; ip neigh show to 10.0.0.254\"")
+            );
+            assert_eq!(
+                drop.remedy[1].command.as_deref(),
+                Some("arping -c 3 -I eth0 10.0.0.254")
+            );
+            // There is no ARP for IPv6.
+            assert_eq!(at(kernel, 6).label().remedy.len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_packet_from_ipvs_points_to_the_real_server() {
+        let drop = at(V6_12, 4).bits(bits::IPVS_PROPERTY).label();
+        assert!(
+            drop.evidence["meaning"]
+                .as_str()
+                .is_some_and(|text| text.contains("real server"))
+        );
+    }
+}

@@ -200,9 +200,126 @@ fn advise(found: &mut Finding, event: &RawEvent, facts: &Facts, by: Option<&str>
             Some(in_netns(
                 facts,
                 None,
-                &format!("sh -c \"nft add table inet look; nft 'add chain inet look c {{ type filter hook {hook} priority -350; }}'; nft add rule inet look c {family} saddr {src} {family} daddr {dst}{transport} meta nftrace set 1; nft monitor trace; nft delete table inet look\""),
+                &format!("sh -c \"nft add table inet look; nft 'add chain inet look c {{ type filter hook {hook} priority -350; }}'; nft add rule inet look c {family} saddr {src} {family} daddr {dst}{transport} meta nftrace set 1; timeout 10 nft monitor trace; nft delete table inet look\""),
             )),
-            "Adds a table `look` until the trace is ended with Ctrl-C. Each traced packet costs time. Rules of iptables-legacy do not show.",
+            "Adds a table `look` for ten seconds (broken off, it stays: `nft delete table inet look`). Each traced packet costs time. Rules of iptables-legacy do not show.",
         );
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::Verdict;
+    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V6_1, V6_12};
+
+    fn freed(kernel: Kernel, location: &str) -> Sample {
+        Sample::freed(kernel, Site::Free, location)
+            .reason_since(V6_1, "NETFILTER_DROP")
+            .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+            .on("eth0")
+    }
+
+    fn frames(sample: Sample, names: &[&str]) -> Sample {
+        sample.fact(|facts| facts.frames = names.iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                // nftables frees the packet itself from 6.12 on.
+                let nft = if kernel >= V6_12 {
+                    "nft_do_chain"
+                } else {
+                    "nf_hook_slow"
+                };
+                [
+                    frames(
+                        freed(kernel, nft),
+                        &["nf_hook_slow", "ip_local_deliver", "ip_rcv"],
+                    ),
+                    Sample::freed(kernel, Site::NetfilterReject, "nf_hook_slow")
+                        .reason_since(V6_1, "NETFILTER_DROP")
+                        .udp("[fd00::9]:40000", "[fd00::1]:53")
+                        .on("eth0")
+                        .field(FieldId::HookNumber, 2),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn hook_point_is_the_innermost_frame_that_belongs_to_one() {
+        for kernel in Kernel::ALL {
+            for (names, point) in [
+                (&["nf_hook_slow", "ip_local_deliver", "ip_rcv"][..], "input"),
+                (
+                    &["nf_hook_slow", "ip_rcv", "__netif_receive_skb_one_core"],
+                    "prerouting",
+                ),
+                (&["nf_hook_slow", "ip_forward", "ip_rcv"], "forward"),
+                (&["nf_hook_slow", "__ip_local_out", "ip_local_out"], "output"),
+                (&["nf_hook_slow", "ip_output", "__ip_queue_xmit"], "postrouting"),
+                (&["nf_hook_slow", "ip6_xmit.constprop.0"], "output"),
+            ] {
+                let drop = frames(freed(kernel, "nf_hook_slow"), names).label();
+                assert_eq!(drop.cause, "netfilter-rule");
+                assert_eq!(drop.evidence["hook_point"], point);
+                assert_eq!(drop.verdict, Verdict::Dropped);
+            }
+            let unknown = frames(freed(kernel, "nf_hook_slow"), &["nf_hook_slow"]).label();
+            assert!(unknown.evidence["hook_point"].is_null());
+        }
+    }
+
+    #[test]
+    fn rejected_and_queued_packets_say_so() {
+        for kernel in Kernel::ALL {
+            let rejected = Sample::freed(kernel, Site::NetfilterReject, "nf_hook_slow")
+                .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+                .field(FieldId::HookNumber, 1)
+                .label();
+            assert_eq!(rejected.verdict, Verdict::Rejected);
+            assert_eq!(rejected.evidence["by"], "reject");
+            assert_eq!(rejected.evidence["hook_point"], "input");
+            let full = Sample::freed(kernel, Site::Free, "nf_queue")
+                .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+                .label();
+            assert_eq!(full.evidence["by"], "nfqueue-full");
+            assert!(full.remedy[0].effect.contains("bypass"));
+        }
+    }
+
+    #[test]
+    fn trace_holds_the_packets_own_values() {
+        let drop = frames(freed(V6_12, "nft_do_chain"), &["ip_local_deliver"]).label();
+        assert_eq!(drop.evidence["engine"], "nftables");
+        let command = drop.remedy[1].command.clone().unwrap_or_default();
+        assert!(command.contains("ip saddr 10.0.0.9 ip daddr 10.0.0.1 tcp dport 80 meta nftrace set 1"));
+        assert!(command.contains("hook prerouting"));
+        let out = frames(freed(V6_12, "nft_do_chain").leaving("eth0"), &["__ip_local_out"]).label();
+        assert!(
+            out.remedy[1]
+                .command
+                .as_deref()
+                .is_some_and(|command| command.contains("hook output"))
+        );
+    }
+
+    #[test]
+    fn each_segment_has_its_own_meaning() {
+        let meaning = |flags| {
+            Sample::freed(V6_1, Site::Free, "nf_hook_slow")
+                .reason("NETFILTER_DROP")
+                .tcp("10.0.0.9:40000", "10.0.0.1:80", flags)
+                .label()
+                .evidence["meaning"]
+                .clone()
+        };
+        let told = [meaning(SYN), meaning(SYN_ACK), meaning(ACK)];
+        assert!(told.iter().all(serde_json::Value::is_string));
+        assert!(told[0] != told[1] && told[1] != told[2] && told[0] != told[2]);
     }
 }

@@ -142,3 +142,82 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V5_10, V6_1};
+    use crate::diagnose::{Direction, Verdict};
+
+    fn received(kernel: Kernel, reason: &str, error: i32, forwarding: &str) -> Sample {
+        Sample::freed(kernel, Site::Free, "ip_error")
+            .reason_since(V6_1, reason)
+            .tcp("10.0.0.9:40000", "198.51.100.7:80", SYN)
+            .on("eth0")
+            .bits(bits::NO_ROUTE)
+            .field(FieldId::RouteError, error as u64)
+            .sysctl("net.ipv4.conf.eth0.forwarding", forwarding)
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    received(kernel, "IP_INADDRERRORS", libc::EHOSTUNREACH, "0"),
+                    received(kernel, "IP_INNOROUTES", libc::ENETUNREACH, "1"),
+                    Sample::freed(kernel, Site::Free, "__ip_queue_xmit")
+                        .reason_since(V6_1, "IP_OUTNOROUTES")
+                        .tcp("10.0.0.1:40000", "198.51.100.7:80", ACK)
+                        .leaving("eth0"),
+                    Sample::freed(kernel, Site::Free, "ip6_pkt_drop.isra.0")
+                        .tcp("[fd00::9]:40000", "[fd01::1]:80", SYN)
+                        .on("eth0")
+                        .bits(bits::NO_ROUTE),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn forwarding_that_is_off_is_the_remedy() {
+        for kernel in Kernel::ALL {
+            let off = received(kernel, "IP_INADDRERRORS", libc::EHOSTUNREACH, "0").label();
+            assert_eq!(off.verdict, Verdict::Dropped);
+            assert_eq!(off.evidence["forwarding"], false);
+            assert_eq!(off.evidence["route_error"], "host-unreachable");
+            assert_eq!(
+                off.remedy[1].command.as_deref(),
+                Some("sysctl -w net.ipv4.conf.eth0.forwarding=1")
+            );
+            let on = received(kernel, "IP_INNOROUTES", libc::ENETUNREACH, "1").label();
+            assert_eq!(on.remedy.len(), 1);
+            assert_eq!(
+                on.remedy[0].command.as_deref(),
+                Some("ip route get 198.51.100.7 from 10.0.0.9 iif eth0")
+            );
+            // 5.10 does not tell whether the sender got an ICMP error.
+            let told = if kernel == V5_10 {
+                Verdict::Dropped
+            } else {
+                Verdict::Rejected
+            };
+            assert_eq!(on.verdict, told);
+        }
+    }
+
+    #[test]
+    fn an_outgoing_segment_is_asked_for_without_a_device() {
+        let drop = samples()[2].label();
+        assert_eq!(drop.direction, Some(Direction::Out));
+        assert_eq!(
+            drop.evidence["meaning"],
+            "the route of a running local connection went away"
+        );
+        assert_eq!(
+            drop.remedy[0].command.as_deref(),
+            Some("ip route get 198.51.100.7")
+        );
+    }
+}

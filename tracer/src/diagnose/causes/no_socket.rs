@@ -132,7 +132,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
                     Some(in_netns(
                         facts,
                         None,
-                        &format!("sh -c \"conntrack -L -s {src} --sport {sport}; conntrack -L -q {src}; conntrack -S\""),
+                        &format!("sh -c \"conntrack -L -p tcp -s {src} --sport {sport}; conntrack -L -q {src}; conntrack -S\""),
                     )),
                     "Reads only, but walks the table. The sender was told by RST; nothing more is lost.",
                 );
@@ -140,4 +140,82 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         }
     }
     found
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::Verdict;
+    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V5_10, V6_1, V6_12, V7_3};
+
+    fn tcp(kernel: Kernel, flags: u8) -> Sample {
+        let sample = if kernel == V5_10 {
+            Sample::freed(kernel, Site::ResetWithoutSocket, "tcp_v4_rcv")
+        } else {
+            Sample::freed(kernel, Site::Free, "tcp_v4_rcv").reason("NO_SOCKET")
+        };
+        sample
+            .tcp("10.0.0.9:40000", "10.0.0.1:81", flags)
+            .on("eth0")
+            .bits(bits::DESTINATION_LOCAL)
+    }
+
+    fn udp(kernel: Kernel) -> Sample {
+        let sample = match kernel {
+            V5_10 => Sample::freed(kernel, Site::PortUnreachable, "__udp4_lib_rcv"),
+            V6_1 | V6_12 => Sample::freed(kernel, Site::Free, "__udp4_lib_rcv").reason("NO_SOCKET"),
+            V7_3 => Sample::freed(kernel, Site::Free, "udp_rcv").reason("NO_SOCKET"),
+        };
+        sample.udp("10.0.0.9:40000", "10.0.0.1:53").on("eth0")
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    tcp(kernel, SYN),
+                    tcp(kernel, SYN_ACK),
+                    tcp(kernel, ACK),
+                    tcp(kernel, ACK).bits(bits::SERVICE_IPVS),
+                    udp(kernel),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_segment_has_its_own_explanation_and_remedy() {
+        for kernel in Kernel::ALL {
+            let syn = tcp(kernel, SYN).label();
+            assert_eq!(syn.verdict, Verdict::Rejected);
+            assert_eq!(syn.evidence["segment"], "syn");
+            assert_eq!(syn.remedy[0].command.as_deref(), Some("ss -tlnp sport = :81"));
+            let reply = tcp(kernel, SYN_ACK).label();
+            assert_eq!(reply.evidence["segment"], "reply");
+            let later = tcp(kernel, ACK).label();
+            assert_eq!(later.evidence["segment"], "mid-stream");
+            assert!(later.remedy[0].command.as_deref().is_some_and(|command| {
+                command.contains("conntrack -L -p tcp -s 10.0.0.9 --sport 40000")
+            }));
+            let ipvs = tcp(kernel, ACK).bits(bits::SERVICE_IPVS).label();
+            assert_eq!(ipvs.evidence["ipvs_service"], true);
+            assert!(ipvs.remedy[0].action.contains("10.0.0.1:81"));
+            let meanings = [&syn, &reply, &later, &ipvs].map(|drop| drop.evidence["meaning"].clone());
+            for (index, meaning) in meanings.iter().enumerate() {
+                assert!(!meanings[..index].contains(meaning), "{meaning}");
+            }
+        }
+    }
+
+    #[test]
+    fn udp_asks_for_udp_sockets() {
+        for kernel in Kernel::ALL {
+            let drop = udp(kernel).label();
+            assert_eq!(drop.cause, "no-socket");
+            assert!(drop.evidence["segment"].is_null());
+            assert_eq!(drop.remedy[0].command.as_deref(), Some("ss -ulnp sport = :53"));
+        }
+    }
 }

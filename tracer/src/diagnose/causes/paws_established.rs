@@ -60,3 +60,52 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, Sample, V5_10};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                let sample = if kernel == V5_10 {
+                    Sample::hook(kernel, Site::PawsEstablished)
+                } else {
+                    Sample::freed(kernel, Site::Free, "tcp_validate_incoming").reason("TCP_RFC7323_PAWS")
+                };
+                sample
+                    .tcp_with("10.0.0.9:40000", "10.0.0.1:80", ACK, 1000, Some(5_000))
+                    .on("eth0")
+                    .field(FieldId::TimestampStored, 7_500)
+                    .field(FieldId::TimestampAge, 3)
+            })
+            .into()
+    }
+
+    #[test]
+    fn timestamps_are_compared_as_the_kernel_does() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["timestamp_stored"], 7_500);
+            assert_eq!(drop.evidence["timestamp_received"], 5_000);
+            assert_eq!(drop.evidence["behind"], 2_500);
+            assert_eq!(drop.evidence["age_s"], 3);
+            assert_eq!(
+                drop.remedy[0].command.as_deref(),
+                Some("ss -tino dst 10.0.0.9:40000")
+            );
+        }
+        let wrapped = Sample::hook(V5_10, Site::PawsEstablished)
+            .tcp("[fd00::9]:40000", "[fd00::1]:80", ACK)
+            .field(FieldId::TimestampStored, 10)
+            .field(FieldId::TimestampReceived, u64::from(u32::MAX))
+            .label();
+        assert_eq!(wrapped.evidence["behind"], 11);
+        assert_eq!(
+            wrapped.remedy[0].command.as_deref(),
+            Some("ss -tino dst [fd00::9]:40000")
+        );
+    }
+}

@@ -59,3 +59,40 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, Sample, V7_3};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                let site = if kernel == V7_3 {
+                    Site::Free
+                } else {
+                    Site::PawsRequest
+                };
+                Sample::freed(kernel, site, "tcp_v4_rcv")
+                    .reason_since(V7_3, "TCP_RFC7323_PAWS")
+                    .tcp_with("10.0.0.9:40000", "10.0.0.1:80", ACK, 1000, Some(5_000))
+                    .on("eth0")
+                    .field(FieldId::TimestampStored, 5_001)
+                    .field(FieldId::TimestampAge, 0)
+            })
+            .into()
+    }
+
+    #[test]
+    fn the_handshake_is_looked_for() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["behind"], 1);
+            assert_eq!(
+                drop.remedy[0].command.as_deref(),
+                Some("ss -tan state syn-recv dst 10.0.0.9")
+            );
+        }
+    }
+}

@@ -80,3 +80,43 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V7_3};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                Sample::freed(kernel, Site::PawsTimewait, "tcp_v4_rcv")
+                    .reason_since(V7_3, "TCP_RFC7323_TW_PAWS")
+                    .tcp_with("10.0.0.9:40000", "10.0.0.1:80", SYN, 1000, Some(5_000))
+                    .on("eth0")
+                    .field(FieldId::TimestampStored, 7_500)
+                    .field(FieldId::TimestampAge, 3)
+                    .field(FieldId::TimewaitSubstate, 6)
+            })
+            .into()
+    }
+
+    #[test]
+    fn syn_of_another_clock_is_explained_by_nat() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["substate"], "TIME_WAIT");
+            assert_eq!(drop.evidence["behind"], 2_500);
+            assert_eq!(drop.evidence["peer"], "10.0.0.9:40000");
+            assert_eq!(drop.flags.as_deref(), Some("S"));
+            assert!(drop.remedy[0].action.contains("10.0.0.9:40000"));
+            assert!(
+                drop.remedy.iter().all(|remedy| !remedy
+                    .command
+                    .as_deref()
+                    .unwrap_or_default()
+                    .contains("tw_re"))
+            );
+        }
+    }
+}

@@ -115,3 +115,65 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site, bits};
+
+    use crate::diagnose::ReverseRoute;
+    use crate::diagnose::causes::sample::{Kernel, Sample, V6_1};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [Some("eth1"), None].map(|back| {
+                    Sample::freed(kernel, Site::MartianSource, "ip_rcv_finish_core.constprop.0")
+                        .reason_since(V6_1, "IP_RPFILTER")
+                        .udp("198.51.100.9:40000", "10.0.0.1:53")
+                        .on("eth0")
+                        .bits(bits::RP_FILTER)
+                        .field(FieldId::RpFilterAll, 0)
+                        .sysctl(
+                            "net.ipv4.conf.eth0.rp_filter",
+                            if back.is_some() { "1" } else { "2" },
+                        )
+                        .fact(|facts| {
+                            facts.reverse_route = Some(ReverseRoute {
+                                device: back.map(str::to_owned),
+                                gateway: back.map(|_| "10.1.0.254".parse().expect("an address")),
+                                kind: if back.is_some() { "unicast" } else { "unreachable" }.to_owned(),
+                            });
+                        })
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn strict_mode_is_loosened_and_the_other_device_named() {
+        for sample in samples().iter().step_by(2) {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["mode"], "strict");
+            assert_eq!(drop.evidence["reverse_device"], "eth1");
+            assert!(drop.remedy[0].action.contains("leaves by eth1"));
+            assert_eq!(
+                drop.remedy[1].command.as_deref(),
+                Some("sysctl -w net.ipv4.conf.eth0.rp_filter=2")
+            );
+        }
+    }
+
+    #[test]
+    fn loose_mode_wants_a_route() {
+        for sample in samples().iter().skip(1).step_by(2) {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["mode"], "loose");
+            assert_eq!(drop.remedy.len(), 1);
+            assert_eq!(
+                drop.remedy[0].command.as_deref(),
+                Some("ip route get 198.51.100.9")
+            );
+        }
+    }
+}

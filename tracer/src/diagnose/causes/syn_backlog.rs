@@ -85,3 +85,42 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                Sample::hook(kernel, Site::SynBacklogLastQuarter)
+                    .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+                    .on("eth0")
+                    .field(FieldId::SynQueueLength, 97)
+                    .field(FieldId::TcpMaxSynBacklog, 128)
+                    .field(FieldId::TcpSyncookies, 0)
+                    .field(FieldId::AcceptQueueLimit, 4096)
+                    .field(FieldId::ListenerPort, 80)
+                    .address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo, "::")
+            })
+            .into()
+    }
+
+    #[test]
+    fn remedy_is_tcp_max_syn_backlog() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.evidence["peer"], "10.0.0.9");
+            assert_eq!(drop.evidence["listener"], "[::]:80");
+            assert_eq!(drop.evidence["max_syn_backlog"], 128);
+            assert_eq!(
+                drop.remedy[0].command.as_deref(),
+                Some("sysctl -w net.ipv4.tcp_max_syn_backlog=4096")
+            );
+            assert!(drop.remedy[0].effect.contains("without a restart"));
+            assert_eq!(drop.counter.as_deref(), Some("TcpExtListenDrops"));
+        }
+    }
+}

@@ -122,3 +122,75 @@ fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
          Against a SYN flood a longer queue only lasts a little longer.",
     );
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10};
+    use crate::diagnose::{Listener, Verdict};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .map(|kernel| {
+                Sample::hook(kernel, Site::SynQueueFull)
+                    .tcp("[fd00::9]:40000", "[fd00::1]:443", SYN)
+                    .on("eth0")
+                    .field(FieldId::SynQueueLength, 512)
+                    .field(FieldId::AcceptQueueLength, 3)
+                    .field(FieldId::AcceptQueueLimit, 511)
+                    .field(FieldId::Somaxconn, 4096)
+                    .field(FieldId::TcpSyncookies, 0)
+                    .field(FieldId::TcpMaxSynBacklog, 1024)
+                    .fact(|facts| {
+                        facts.netns_name = Some("web".to_owned());
+                        facts.listener = Some(Listener {
+                            address: "[::]:443".parse().expect("an address"),
+                            queue_length: 3,
+                            queue_limit: 511,
+                            inode: 7,
+                            owner: None,
+                            sharing: 1,
+                        });
+                    })
+            })
+            .into()
+    }
+
+    #[test]
+    fn remedy_speaks_of_cookies_and_backlog_not_of_max_syn_backlog() {
+        for sample in samples() {
+            let drop = sample.label();
+            assert_eq!(drop.verdict, Verdict::Dropped);
+            assert_eq!(drop.evidence["syn_queue_length"], 512);
+            assert_eq!(drop.evidence["limit_from"], "application");
+            assert_eq!(
+                drop.remedy[0].command.as_deref(),
+                Some("ip netns exec web sysctl -w net.ipv4.tcp_syncookies=1")
+            );
+            assert!(
+                drop.remedy[1]
+                    .action
+                    .contains("backlog that the listener on [::]:443 gives")
+            );
+            assert!(
+                drop.remedy
+                    .iter()
+                    .all(|remedy| !remedy.action.contains("max_syn_backlog"))
+            );
+        }
+    }
+
+    #[test]
+    fn a_small_somaxconn_is_raised_first() {
+        let drop = Sample::hook(V5_10, Site::SynQueueFull)
+            .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
+            .field(FieldId::AcceptQueueLimit, 128)
+            .field(FieldId::Somaxconn, 128)
+            .label();
+        assert_eq!(
+            drop.remedy[1].command.as_deref(),
+            Some("sysctl -w net.core.somaxconn=1024")
+        );
+    }
+}

@@ -112,3 +112,79 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     };
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V7_3};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                let refused = |number| {
+                    Sample::hook(kernel, Site::SynRefused)
+                        .tcp("10.9.0.9:40000", "10.0.0.1:80", SYN)
+                        .on("eth0")
+                        .field(FieldId::Refused, number)
+                };
+                [
+                    refused(0),
+                    refused(1),
+                    refused(2),
+                    refused(3),
+                    Sample::hook(kernel, Site::SynNotUnicast)
+                        .tcp("10.0.0.9:40000", "10.0.0.255:80", SYN)
+                        .on("eth0"),
+                    Sample::freed(kernel, Site::ChildRefused, "tcp_v4_rcv")
+                        .reason_since(V7_3, "TCP_LISTEN_OVERFLOW")
+                        .tcp("10.9.0.9:40000", "10.0.0.1:80", ACK)
+                        .on("eth0"),
+                ]
+            })
+            .map(|sample| {
+                sample.field(FieldId::ListenerPort, 80).address(
+                    FieldId::ListenerAddressHi,
+                    FieldId::ListenerAddressLo,
+                    "::ffff:0.0.0.0",
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn refusal_is_named() {
+        let told: Vec<_> = samples()
+            .iter()
+            .take(6)
+            .map(|sample| {
+                let drop = sample.label();
+                assert_eq!(drop.evidence["listener"], "0.0.0.0:80");
+                (
+                    drop.evidence["stage"].as_str().map(str::to_owned),
+                    drop.evidence["refusal"].as_str().map(str::to_owned),
+                )
+            })
+            .collect();
+        let expected = [
+            ("syn", "not-told"),
+            ("syn", "no-route"),
+            ("syn", "memory"),
+            ("syn", "security-module"),
+            ("syn", "not-unicast"),
+            ("ack", "not-told"),
+        ]
+        .map(|(stage, refusal)| (Some(stage.to_owned()), Some(refusal.to_owned())));
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn remedy_for_a_missing_route_asks_for_this_client() {
+        let drop = samples()[1].label();
+        assert_eq!(
+            drop.remedy[0].command.as_deref(),
+            Some("ip route get 10.9.0.9 from 10.0.0.1")
+        );
+    }
+}

@@ -75,3 +75,39 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{FieldId, Site};
+
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample};
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [None, Some(5_000)].map(|timestamp| {
+                    Sample::freed(kernel, Site::TimewaitOldSequence, "tcp_v4_rcv")
+                        .tcp_with("10.0.0.9:40000", "10.0.0.1:80", SYN, 1_000, timestamp)
+                        .on("eth0")
+                        .field(FieldId::ExpectedSequence, 2_000)
+                        .field(FieldId::TimestampStored, 5_000)
+                        .field(FieldId::TimewaitSubstate, 5)
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn sequence_numbers_are_shown_and_missing_timestamps_remedied() {
+        for (index, sample) in samples().iter().enumerate() {
+            let drop = sample.label();
+            let without = index % 2 == 0;
+            assert_eq!(drop.evidence["sequence"], 1_000);
+            assert_eq!(drop.evidence["expected_sequence"], 2_000);
+            assert_eq!(drop.evidence["substate"], "FIN_WAIT2");
+            assert_eq!(drop.evidence["timestamp_received"].is_null(), without);
+            assert_eq!(drop.remedy[0].action.contains("send TCP timestamps"), without);
+        }
+    }
+}

@@ -101,3 +101,72 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
     }
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3};
+
+    pub(in super::super) fn samples_with_reason() -> Vec<Sample> {
+        [V6_1, V6_12, V7_3]
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    Sample::freed(kernel, Site::Free, "__dev_queue_xmit").reason("QDISC_DROP"),
+                    Sample::freed(kernel, Site::Free, "nf_hook_slow")
+                        .reason("NETFILTER_DROP")
+                        .bits(bits::SERVICE_IPVS),
+                ]
+            })
+            .collect()
+    }
+
+    pub(in super::super) fn samples_without_reason() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| {
+                [
+                    Sample::freed(kernel, Site::Free, "ip_forward"),
+                    Sample::freed(kernel, Site::Free, "nfqnl_reinject").bits(bits::CONNTRACK_DYING),
+                ]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_kernels_own_word_is_kept() {
+        let drop = Sample::freed(V6_12, Site::Free, "sock_queue_rcv_skb_reason")
+            .reason("SOCKET_RCVBUFF")
+            .label();
+        assert_eq!(drop.cause, "kernel-reason");
+        assert_eq!(drop.evidence["reason"], "SOCKET_RCVBUFF");
+        assert_eq!(drop.evidence["location"], "sock_queue_rcv_skb_reason");
+        assert!(drop.remedy[0].action.contains("SOCKET_RCVBUFF"));
+    }
+
+    #[test]
+    fn doubt_is_told_not_resolved() {
+        for (sample, cause) in [
+            (
+                Sample::freed(V5_10, Site::Free, "nf_hook_slow").bits(bits::SERVICE_IPVS),
+                "unknown",
+            ),
+            (
+                Sample::freed(V6_12, Site::Free, "nf_hook_slow")
+                    .reason("NETFILTER_DROP")
+                    .bits(bits::CONNTRACK_DYING),
+                "kernel-reason",
+            ),
+            (
+                Sample::freed(V7_3, Site::Free, "tcp_v4_rcv").reason("TCP_LISTEN_OVERFLOW"),
+                "kernel-reason",
+            ),
+        ] {
+            let drop = sample.label();
+            assert_eq!(drop.cause, cause);
+            assert!(drop.evidence["doubt"].is_string(), "{drop:?}");
+        }
+        assert!(Sample::freed(V5_10, Site::Free, "ip_forward").label().evidence["doubt"].is_null());
+    }
+}

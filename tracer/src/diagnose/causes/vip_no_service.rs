@@ -115,3 +115,81 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::{Site, bits};
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, RST, SYN, SYN_ACK, Sample, V5_10};
+    use crate::diagnose::{AddressHolder, IpvsService, Verdict};
+
+    const VIP: u32 = bits::DESTINATION_LOCAL | bits::DESTINATION_DUMMY | bits::DESTINATION_IPVS;
+
+    fn at(kernel: Kernel, flags: u8) -> Sample {
+        let sample = if kernel == V5_10 {
+            Sample::freed(kernel, Site::ResetWithoutSocket, "tcp_v4_rcv")
+        } else {
+            Sample::freed(kernel, Site::Free, "tcp_v4_rcv").reason("NO_SOCKET")
+        };
+        with_facts(sample.tcp("10.0.0.9:443", "10.96.0.10:8443", flags))
+    }
+
+    fn with_facts(sample: Sample) -> Sample {
+        sample.on("eth0").bits(VIP).fact(|facts| {
+            facts.destination_holder = Some(Some(AddressHolder {
+                device: "kube-ipvs0".to_owned(),
+                kind: Some("dummy".to_owned()),
+            }));
+            facts.ipvs_services = Some(vec![IpvsService {
+                address: "10.96.0.10".parse().expect("an address"),
+                port: 80,
+                protocol: 6,
+                scheduler: "rr".to_owned(),
+                destinations: Vec::new(),
+            }]);
+        })
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        Kernel::ALL
+            .into_iter()
+            .flat_map(|kernel| [SYN, SYN_ACK, ACK, RST | ACK].map(|flags| at(kernel, flags)))
+            .collect()
+    }
+
+    #[test]
+    fn a_syn_is_shown_the_ports_that_exist() {
+        for kernel in Kernel::ALL {
+            let drop = at(kernel, SYN).label();
+            assert_eq!(drop.verdict, Verdict::Rejected);
+            assert_eq!(drop.evidence["segment"], "syn");
+            assert_eq!(drop.evidence["holder"], "kube-ipvs0");
+            assert_eq!(drop.evidence["services"], serde_json::json!(["80/tcp"]));
+            assert!(drop.remedy[0].action.contains("80/tcp"));
+            assert_eq!(
+                drop.remedy[1].command.as_deref(),
+                Some("ipvsadm -A -t 10.96.0.10:8443 -s rr")
+            );
+        }
+    }
+
+    #[test]
+    fn a_reply_says_that_the_address_must_not_be_here() {
+        for kernel in Kernel::ALL {
+            let drop = at(kernel, SYN_ACK).label();
+            assert_eq!(drop.evidence["segment"], "reply");
+            assert!(drop.remedy[0].action.contains("Take 10.96.0.10 off kube-ipvs0"));
+            let reset = at(kernel, RST | ACK).label();
+            assert_eq!(reset.cause, "vip-no-service");
+            assert_eq!(reset.verdict, Verdict::Dropped);
+        }
+    }
+
+    #[test]
+    fn udp_is_known_by_its_error_on_old_kernels() {
+        let old = Sample::freed(V5_10, Site::PortUnreachable, "__udp4_lib_rcv");
+        let drop = with_facts(old.udp("10.0.0.9:40000", "10.96.0.10:53")).label();
+        assert_eq!(drop.cause, "vip-no-service");
+        assert!(drop.evidence["segment"].is_null());
+    }
+}

@@ -1,0 +1,214 @@
+//! What holds for every cause of the catalogue.
+
+use std::collections::BTreeSet;
+
+use super::{
+    ALL, accept_queue, conntrack_insert_race, conntrack_nat_exhausted, conntrack_table_full,
+    ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse, local_source, martian_destination,
+    martian_source, neigh_failed, netfilter_rule, no_route, no_socket, paws_established, paws_request,
+    paws_timewait, rp_filter,
+    sample::{Kernel, Sample, V6_1, V6_12, V7_3},
+    syn_backlog, syn_queue, syn_refused, table, timewait_old_sequence, unknown, vip_no_service,
+};
+use crate::diagnose::Cause;
+
+/// The samples of a cause: its own, else the bare signatures of the table.
+fn samples(cause: &Cause) -> Vec<Sample> {
+    match cause.slug {
+        "accept-queue-full" => accept_queue::tests::samples(),
+        "syn-queue-full" => syn_queue::tests::samples(),
+        "syn-backlog-last-quarter" => syn_backlog::tests::samples(),
+        "syn-refused" => syn_refused::tests::samples(),
+        "conntrack-insert-race" => conntrack_insert_race::tests::samples(),
+        "conntrack-nat-exhausted" => conntrack_nat_exhausted::tests::samples(),
+        "conntrack-table-full" => conntrack_table_full::tests::samples(),
+        "paws-established" => paws_established::tests::samples(),
+        "paws-timewait" => paws_timewait::tests::samples(),
+        "paws-request" => paws_request::tests::samples(),
+        "timewait-old-sequence" => timewait_old_sequence::tests::samples(),
+        "local-source" => local_source::tests::samples(),
+        "rp-filter" => rp_filter::tests::samples(),
+        "martian-source" => martian_source::tests::samples(),
+        "martian-destination" => martian_destination::tests::samples(),
+        "ipvs-timewait-reuse" => ipvs_timewait_reuse::tests::samples(),
+        "ipvs-destination-gone" => ipvs_destination_gone::tests::samples(),
+        "ipvs-no-destination" => ipvs_no_destination::tests::samples(),
+        "vip-no-service" => vip_no_service::tests::samples(),
+        "netfilter-rule" => netfilter_rule::tests::samples(),
+        "no-socket" => no_socket::tests::samples(),
+        "neigh-failed" => neigh_failed::tests::samples(),
+        "no-route" => no_route::tests::samples(),
+        "kernel-reason" => unknown::tests::samples_with_reason(),
+        "unknown" => unknown::tests::samples_without_reason(),
+        slug => {
+            assert!(cause.benign, "{slug} has no samples of its own");
+            table::samples(slug)
+        }
+    }
+}
+
+/// The kernels that can show a cause.
+fn kernels(slug: &str) -> &'static [Kernel] {
+    match slug {
+        // Counted as PAWSEstab before.
+        "paws-old-ack" => &[V7_3],
+        // 5.10 has no reason to keep, and frees old segments untraced.
+        "kernel-reason" | "duplicate-data" => &[V6_1, V6_12, V7_3],
+        _ => &Kernel::ALL,
+    }
+}
+
+#[test]
+fn slugs_are_unique_and_kebab_case() {
+    let mut seen = BTreeSet::new();
+    for cause in ALL {
+        assert!(seen.insert(cause.slug), "{} twice", cause.slug);
+        assert!(
+            cause
+                .slug
+                .split('-')
+                .all(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase())),
+            "{}",
+            cause.slug
+        );
+    }
+}
+
+/// Whether a text is prose without slips of line joining.
+fn proper(text: &str) -> bool {
+    !text.is_empty()
+        && text.trim() == text
+        && !text.contains("  ")
+        && !text.contains(" ,")
+        && !text.contains('\n')
+}
+
+#[test]
+fn texts_are_whole() {
+    for cause in ALL {
+        let slug = cause.slug;
+        assert!(
+            proper(cause.title) && !cause.title.ends_with('.'),
+            "{slug}: {}",
+            cause.title
+        );
+        for text in [cause.mechanism, cause.remedy] {
+            assert!(proper(text) && text.ends_with('.'), "{slug}: {text}");
+        }
+        let mut names = BTreeSet::new();
+        for (name, meaning) in cause.evidence {
+            assert!(names.insert(name), "{slug}: {name} twice");
+            assert!(
+                name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'),
+                "{slug}: {name}"
+            );
+            assert!(proper(meaning) && !meaning.ends_with('.'), "{slug}: {meaning}");
+        }
+        if let Some(counter) = cause.counter {
+            assert!(proper(counter.name), "{slug}");
+        }
+    }
+}
+
+#[test]
+fn samples_are_their_cause_on_every_kernel_that_can_show_it() {
+    for cause in ALL {
+        let mut seen = BTreeSet::new();
+        for sample in samples(cause) {
+            let drop = sample.label();
+            assert_eq!(drop.cause, cause.slug, "{sample:?}");
+            assert_eq!(drop.benign, cause.benign);
+            seen.insert(sample.kernel);
+        }
+        assert!(
+            kernels(cause.slug).iter().all(|kernel| seen.contains(kernel)),
+            "{} has no sample for some kernel: {seen:?}",
+            cause.slug
+        );
+    }
+}
+
+#[test]
+fn evidence_is_what_is_documented() {
+    // What is no loss shares one list of evidence.
+    let mut given_by_benign = BTreeSet::new();
+    for cause in ALL {
+        let documented: Vec<_> = cause.evidence.iter().map(|(name, _)| *name).collect();
+        let mut given = BTreeSet::new();
+        for sample in samples(cause) {
+            let evidence = sample.label().evidence;
+            let names: Vec<_> = evidence.keys().map(String::as_str).collect();
+            assert_eq!(names, documented, "{}", cause.slug);
+            let known = evidence.into_iter().filter(|(_, value)| !value.is_null());
+            given.extend(known.map(|(name, _)| name));
+        }
+        if cause.benign {
+            given_by_benign.extend(given);
+        } else {
+            assert!(
+                documented.iter().all(|name| given.contains(*name)),
+                "{}: samples show only {given:?}",
+                cause.slug
+            );
+        }
+    }
+    assert!(
+        unknown::EVIDENCE
+            .iter()
+            .all(|(name, _)| given_by_benign.contains(*name))
+    );
+}
+
+#[test]
+fn remedies_are_whole_and_their_commands_parse() {
+    let mut commands = BTreeSet::new();
+    for cause in ALL {
+        for sample in samples(cause) {
+            let remedies = sample.label().remedy;
+            assert!(
+                !remedies.is_empty() || cause.benign || cause.slug == "unknown",
+                "{} offers nothing: {sample:?}",
+                cause.slug
+            );
+            for remedy in remedies {
+                for text in [&remedy.action, &remedy.effect] {
+                    assert!(proper(text) && text.ends_with('.'), "{}: {text}", cause.slug);
+                    assert!(
+                        !text.contains("None") && !text.contains("Some("),
+                        "{}: {text}",
+                        cause.slug
+                    );
+                }
+                commands.extend(remedy.command);
+            }
+        }
+    }
+    for command in commands {
+        assert!(proper(&command), "{command}");
+        // Asked by what runs it, once more within `sh -c`.
+        for text in [Some(command.as_str()), inner(&command).as_deref()]
+            .into_iter()
+            .flatten()
+        {
+            let output = std::process::Command::new("sh")
+                .args(["-n", "-c", text])
+                .output()
+                .expect("sh runs");
+            assert!(output.status.success(), "{text}: {output:?}");
+        }
+    }
+}
+
+/// What `sh -c "…"` in a command runs.
+fn inner(command: &str) -> Option<String> {
+    let (_, rest) = command.split_once("sh -c \"")?;
+    Some(rest.strip_suffix('"')?.to_owned())
+}
+
+#[test]
+fn context_knows_what_a_cause_needs_once() {
+    for cause in ALL {
+        let distinct: std::collections::HashSet<_> = cause.needs.iter().collect();
+        assert_eq!(distinct.len(), cause.needs.len(), "{}", cause.slug);
+    }
+}
