@@ -2,6 +2,7 @@
 
 mod args;
 mod capture;
+mod doctor;
 mod explain;
 mod live;
 pub mod options;
@@ -21,6 +22,7 @@ use self::{
     args::{Cli, Command},
     problem::Problem,
 };
+use crate::context::ContextError;
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
@@ -32,7 +34,7 @@ pub fn main() -> ExitCode {
         Command::Live(args) => live::run(args),
         Command::Capture(args) => capture::run(args),
         Command::Show(args) => show::run(&args),
-        Command::Doctor(_) => Err(anyhow::anyhow!("not built yet")),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Schema => schema::run(),
     };
@@ -44,15 +46,27 @@ fn report(error: &anyhow::Error) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    let (text, status) = match error.downcast_ref::<Problem>() {
-        Some(problem) => (problem.to_string(), problem.status()),
-        None => (
-            format!("{error:#}; next: `droptrace doctor` shows what this host offers"),
-            problem::FAILURE.into(),
-        ),
-    };
+    let (text, status) = told(error);
     complain("error", &text);
-    status
+    status.into()
+}
+
+/// The line for an error, with the next step, and the exit status.
+fn told(error: &anyhow::Error) -> (String, u8) {
+    if let Some(problem) = error.downcast_ref::<Problem>() {
+        return (problem.to_string(), problem.status());
+    }
+    match error.downcast_ref::<ContextError>() {
+        // These texts name the next step themselves.
+        Some(error @ ContextError::Start(_)) => (error.to_string(), problem::FAILURE),
+        Some(error) => (error.to_string(), problem::USAGE),
+        None => {
+            let text = format!("{error:#}");
+            let next = "; next: `droptrace doctor` shows what this host offers";
+            let next = if text.contains("next: ") { "" } else { next };
+            (text + next, problem::FAILURE)
+        }
+    }
 }
 
 /// Whether the reader of our output went away.
@@ -79,5 +93,16 @@ mod tests {
         let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("writing");
         assert!(is_closed_pipe(&error));
         assert!(!is_closed_pipe(&anyhow::anyhow!("no")));
+    }
+
+    #[test]
+    fn every_error_has_a_status_and_one_next_step() {
+        let unknown = ContextError::NetnsName("web".into());
+        assert_eq!(told(&unknown.into()).1, problem::USAGE);
+        let (text, status) = told(&anyhow::anyhow!("no BTF; next: use another kernel"));
+        assert_eq!(text.matches("next: ").count(), 1);
+        assert_eq!(status, problem::FAILURE);
+        let (text, _) = told(&anyhow::anyhow!("cannot").context("attaching"));
+        assert!(text.starts_with("attaching: cannot; next: "), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! Errors as the user reads them: what failed, and what to do next.
 
-use std::{fmt, process::ExitCode};
+use std::fmt;
 
 /// Exit status of a failure.
 pub const FAILURE: u8 = 1;
@@ -35,8 +35,8 @@ impl Problem {
     }
 
     /// Exit status.
-    pub fn status(&self) -> ExitCode {
-        self.status.into()
+    pub const fn status(&self) -> u8 {
+        self.status
     }
 }
 

@@ -182,6 +182,11 @@ impl Addresses {
         self.devices.get(&ifindex)
     }
 
+    /// All devices.
+    pub(super) fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.values()
+    }
+
     /// The device that holds an address, by the longest prefix.
     pub(super) fn holder(&self, address: IpAddr) -> Option<AddressHolder> {
         let ifindex = *self.covering(whole(address))?.first()?;

@@ -22,6 +22,7 @@ mod routes;
 mod sets;
 mod sockets;
 mod state;
+pub mod survey;
 mod sysctls;
 #[cfg(test)]
 mod tests;

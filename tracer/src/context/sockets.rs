@@ -37,7 +37,7 @@ pub(super) struct Listening {
     pub(super) inode: u64,
 }
 
-/// The listeners on a port, of both families.
+/// The listeners on a port, of both families; port 0 means all.
 ///
 /// # Errors
 /// The kernel has no `tcp_diag`, or did not answer.
@@ -46,7 +46,9 @@ pub(super) fn listeners(diag: &mut Netlink, port: u16) -> io::Result<Vec<Listeni
     for mut id in [SocketId::new_v4(), SocketId::new_v6()] {
         id.source_port = port;
         for message in dump(diag, id, StateFlags::LISTEN)? {
-            found.extend(listening(&message).filter(|listening| listening.address.port() == port));
+            found.extend(
+                listening(&message).filter(|listening| port == 0 || listening.address.port() == port),
+            );
         }
     }
     Ok(found)

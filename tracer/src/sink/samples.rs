@@ -111,7 +111,7 @@ pub(crate) fn coverage() -> Coverage {
                 "failed",
                 Some("the kernel refused the kprobe (EINVAL)"),
             ),
-            hook("icmp_send", None, "not needed", Some("kfree_skb gives reasons")),
+            hook("icmp_send", None, "not_needed", Some("kfree_skb gives reasons")),
         ],
         gaps: vec![Gap {
             cause: "conntrack-table-full".into(),

@@ -31,6 +31,21 @@ impl Paint {
         }
     }
 
+    /// A heading.
+    pub(crate) fn heading(self, text: &str) -> String {
+        self.paint(AnsiColor::Cyan.on_default().bold(), text)
+    }
+
+    /// What matters most in a line.
+    pub(crate) fn strong(self, text: &str) -> String {
+        self.paint(CAUSE, text)
+    }
+
+    /// What matters least.
+    pub(crate) fn faint(self, text: &str) -> String {
+        self.paint(FAINT, text)
+    }
+
     fn paint(self, style: Style, text: &str) -> String {
         match self {
             Self::Plain => text.to_owned(),

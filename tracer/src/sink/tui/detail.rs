@@ -159,7 +159,7 @@ pub(super) fn of_coverage(state: &State) -> Vec<Line> {
     }
     lines.push(line(Look::Heading, 0, "Hooks"));
     for hook in &coverage.hooks {
-        let mut text = format!("  {}: {}", hook.hook, hook.state);
+        let mut text = format!("  {}: {}", hook.hook, hook.state.replace('_', " "));
         if let Some(method) = &hook.method {
             text.push_str(", ");
             text.push_str(method);

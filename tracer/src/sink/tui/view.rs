@@ -602,7 +602,7 @@ mod tests {
         for (width, height) in [(60, 6), (80, 24), (120, 40)] {
             let text = render(&busy(), width, height);
             assert!(text.contains("lost 9"), "{text}");
-            assert!(text.contains("coverage 2/4 hooks, 1 gap"), "{text}");
+            assert!(text.contains("coverage 2/3 hooks, 1 gap"), "{text}");
         }
     }
 
