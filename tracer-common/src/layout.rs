@@ -185,6 +185,7 @@ layout! {
     neigh_dev = Member("neighbour", "dev");
 
     // Drop reasons that a program itself must know.
+    reason_paws = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_RFC7323_PAWS");
     reason_netfilter_drop = Enumerator("skb_drop_reason", "SKB_DROP_REASON_NETFILTER_DROP");
 
     // Arguments.

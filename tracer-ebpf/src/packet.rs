@@ -136,6 +136,8 @@ fn transport(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], at: usize, len: u32) -
     const UDP: u8 = IpProto::Udp as u8;
     const ICMP: u8 = IpProto::Icmp as u8;
     const ICMPV6: u8 = IpProto::Ipv6Icmp as u8;
+    const ICMP_ECHO_REPLY: u8 = 0;
+    const ICMPV6_ECHO_REPLY: u8 = 129;
     // An IPv4 header has at most 60 bytes; the ports and the flags are within 14 more.
     let at = at & 63;
     if (at as u32) + 14 > len && tuple.protocol == TCP || (at as u32) + 4 > len {
@@ -146,6 +148,8 @@ fn transport(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], at: usize, len: u32) -
             tuple.sport = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
             tuple.dport = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]);
         }
+        ICMP if bytes[at] == ICMP_ECHO_REPLY => return bits::ICMP | bits::ECHO_REPLY,
+        ICMPV6 if bytes[at] == ICMPV6_ECHO_REPLY => return bits::ICMP | bits::ECHO_REPLY,
         ICMP | ICMPV6 => return bits::ICMP,
         _ => return 0,
     }

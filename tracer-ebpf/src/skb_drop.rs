@@ -11,12 +11,14 @@ use crate::{
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
     maps::HINTS,
-    packet, scope,
+    packet, scope, time_wait,
 };
 
 /// TIME_WAIT and NEW_SYN_RECV (include/net/tcp_states.h): not full sockets, only `sock_common` may be read.
 const TCP_TIME_WAIT: u8 = 6;
 const TCP_NEW_SYN_RECV: u8 = 12;
+/// LISTEN: a full socket, but of no connection.
+const TCP_LISTEN: u8 = 10;
 
 /// The free of a packet.
 #[inline(always)]
@@ -100,6 +102,9 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             }
             let mut fields = Fields::after(&mut buffer.fields, count);
             push_socket(&mut fields, if rx_sk != 0 { rx_sk } else { sk });
+            if hint.is_none() && has_reason && reason == layout!(reason_paws) {
+                push_paws(&mut fields, rx_sk);
+            }
             if refdst != 0 {
                 let error = member::<u16>(refdst, layout!(dst_error));
                 if error != 0 {
@@ -148,6 +153,25 @@ fn push_socket(fields: &mut Fields<'_>, sk: u64) {
     fields.push(FieldId::SocketState, u64::from(state));
     if state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV {
         fields.push_some(FieldId::SocketInode, socket_inode(sk));
+    }
+}
+
+/// What a connection has stored, against which PAWS rejected the segment; without a hint it is no request's.
+#[inline(always)]
+fn push_paws(fields: &mut Fields<'_>, rx_sk: u64) {
+    if rx_sk == 0 {
+        return;
+    }
+    let state: u8 = member(rx_sk, layout!(sock_state));
+    if state == TCP_LISTEN || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV {
+        return;
+    }
+    fields.push(
+        FieldId::TimestampStored,
+        u64::from(member::<u32>(rx_sk, layout!(tcp_ts_recent))),
+    );
+    if let Some(stamp) = kernel::number(rx_sk, layout!(tcp_ts_recent_stamp)) {
+        time_wait::push_age(fields, stamp);
     }
 }
 

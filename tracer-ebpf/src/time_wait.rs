@@ -240,7 +240,7 @@ fn rebuild(packet: &mut [u8; PACKET_MAX], sk: u64, tcp: &[u8; TCP_HEADER]) -> (p
 }
 
 #[inline(always)]
-fn push_age(fields: &mut Fields<'_>, stamp: u64) {
+pub(crate) fn push_age(fields: &mut Fields<'_>, stamp: u64) {
     let now = uptime();
     if stamp != 0 && now >= stamp {
         fields.push(FieldId::TimestampAge, now - stamp);

@@ -10,12 +10,15 @@ pub(super) static CAUSE: Cause = Cause {
     slug: "conntrack-insert-race",
     family: Family::Conntrack,
     title: "lost the race for a conntrack tuple",
-    mechanism: "A new flow gets its conntrack entry, and its NAT port, when its first packet comes, but the entry enters \
-        the table only when that packet leaves (__nf_conntrack_confirm, net/netfilter/nf_conntrack_core.c). Between the \
-        two another CPU can give the same tuple to another flow: both SNAT to one address and port, or two packets of \
-        one flow. The second to be confirmed clashes; nf_ct_resolve_clash merges UDP flows of equal tuples, and drops \
-        the rest: every TCP clash, and UDP flows that differ (5.10 - 7.3). The sender sees a lost first packet: a TCP SYN \
-        comes again after 1 s, a DNS query after 5 s. The counters insert_failed and drop grow by one.",
+    mechanism: "A new flow gets its conntrack entry, and its NAT port, when its first packet comes, but the entry \
+        enters the table only when that packet leaves (__nf_conntrack_confirm, \
+        net/netfilter/nf_conntrack_core.c). In between, another CPU can give the same tuple to another flow: \
+        source NAT chose one address and port for both, or two packets of one flow are under way at once. \
+        The second to be confirmed clashes. nf_ct_resolve_clash can join the two, or keep both, only for \
+        protocols without a handshake such as UDP, and only while their reply tuples allow it; it drops \
+        every TCP clash, and UDP flows to which source NAT gave one reply tuple (5.10 - 7.3). The sender \
+        sees a lost first packet: a TCP SYN comes again after 1 s, a DNS query after 5 s. The counters \
+        insert_failed and drop grow by one.",
     evidence: clash::EVIDENCE,
     remedy: "Let the SNAT rule choose ports at random (iptables --random-fully, nft fully-random); for DNS avoid two \
         queries from one socket at once (resolv.conf option single-request-reopen), or ask a cache on the node.",

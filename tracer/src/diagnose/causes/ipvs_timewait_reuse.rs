@@ -13,13 +13,14 @@ pub(super) static CAUSE: Cause = Cause {
     slug: "ipvs-timewait-reuse",
     family: Family::Ipvs,
     title: "SYN met a left-over IPVS entry of an earlier connection",
-    mechanism: "IPVS remembers each connection after its end (TIME_WAIT 2 min). A client that uses the same \
-        port again meets that entry, and its SYN follows it instead of being scheduled (ip_vs_in, \
-        net/netfilter/ipvs/ip_vs_core.c). Is the entry's server still in the service, the SYN is sent there, even when its weight is 0 \
-        and nothing runs there any more: the kernel drops nothing, the client waits. Was the server removed, the SYN is dropped silently. \
-        Only expire_nodest_conn=1 (for servers removed or of weight 0) or conn_reuse_mode not 0 (for entries in \
-        TIME_WAIT or CLOSE) has the SYN scheduled anew; if the SYN carries a confirmed conntrack entry, \
-        IPVS drops it once and schedules the next one, a second later. No counter of the kernel shows any of it.",
+    mechanism: "IPVS remembers each connection after its end (TIME_WAIT: 2 min). A client that uses the same port \
+        again meets that entry, and its SYN follows it instead of being scheduled (ip_vs_in, \
+        net/netfilter/ipvs/ip_vs_core.c). If the entry's server is still in the service, the SYN is sent \
+        there, even when its weight is 0 and nothing runs there any more: the kernel drops nothing, and the \
+        client waits. If the server was removed, the SYN is dropped silently. Only expire_nodest_conn=1 (for \
+        servers removed or of weight 0) or conn_reuse_mode other than 0 (for entries in TIME_WAIT or CLOSE) \
+        has the SYN scheduled anew; a SYN that carries a confirmed conntrack entry is then dropped once, and \
+        the next one, a second later, is scheduled. No counter of the kernel shows any of it.",
     evidence: &[
         ("virtual_service", "address and port of the service"),
         ("client", "address and port that the client uses again"),

@@ -20,7 +20,10 @@ pub(super) const BEHIND: (&str, &str) = (
     "ticks by which the received timestamp is older than the stored one",
 );
 /// See [`STORED`].
-pub(super) const AGE: (&str, &str) = ("age_s", "seconds since the stored timestamp was taken");
+pub(super) const AGE: (&str, &str) = (
+    "age_s",
+    "seconds since it was stored; null where the kernel keeps no time, as for a pending handshake",
+);
 
 /// The timestamps of a rejected segment.
 pub(super) struct Timestamps {
