@@ -11,9 +11,10 @@ pub(crate) fn step(message: &str) {
     eprintln!("==> {message}");
 }
 
-/// The command line as one would type it, for messages.
+/// The command line for messages, with the bare name of the program.
 fn describe(command: &Command) -> String {
-    std::iter::once(command.get_program())
+    let program = Path::new(command.get_program());
+    std::iter::once(program.file_name().unwrap_or(command.get_program()))
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)
         .collect::<Vec<_>>()

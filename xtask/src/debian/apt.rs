@@ -84,7 +84,8 @@ impl Apt {
         match update {
             Ok(_) => apt.write("updated", "")?,
             Err(error) if updated.exists() => {
-                step(&format!("using older package lists, because: {error:#}"));
+                let error = format!("{error:#}");
+                step(&format!("using older package lists: {}", complaint(&error)));
             }
             Err(error) => {
                 return Err(error.context(format!(
@@ -212,6 +213,14 @@ impl Apt {
     }
 }
 
+/// The line in which apt says what went wrong, out of all that it printed.
+fn complaint(output: &str) -> &str {
+    output
+        .lines()
+        .find_map(|line| line.strip_prefix("E: "))
+        .unwrap_or(output)
+}
+
 fn packages_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut packages = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
@@ -309,6 +318,15 @@ mod tests {
     fn fields_of_a_second_stanza_are_not_taken() {
         assert_eq!(Candidate::parse("Package: a\n\nVersion: 1\n"), None);
         assert_eq!(Candidate::parse(""), None);
+    }
+
+    #[test]
+    fn a_complaint_is_one_line() {
+        assert_eq!(
+            complaint("Ign:1 x\nE: Failed to fetch\nE: more"),
+            "Failed to fetch"
+        );
+        assert_eq!(complaint("no apt"), "no apt");
     }
 
     #[test]
