@@ -1,17 +1,434 @@
-//! The live pipeline.
+//! A live run: plan, hooks, events, facts, labels, sink.
 
-use std::process::ExitCode;
+use std::{
+    io,
+    os::unix::process::ExitStatusExt as _,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::{options::RunOptions, problem::Problem};
+use anyhow::{Context as _, Result};
+use droptrace_common::{
+    FieldId, SCOPE_ADDRESSES, SCOPE_NETNS, SCOPE_PORT, SCOPE_PROTOCOL, Scope, Site, bits,
+};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesOrdered};
+use tokio::{
+    process::{Child, Command},
+    signal::unix::{SignalKind, signal},
+    sync::Notify,
+    time::{MissedTickBehavior, interval},
+};
 
-/// Runs the pipeline until it ends.
+use super::{
+    options::{Opened, Output, RunOptions},
+    problem::Problem,
+};
+use crate::{
+    bpf,
+    context::{self, Context, ScopeRequest},
+    diagnose::{self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, classify},
+    plan::{self, LoadOptions, Loaded, ModuleWatch, Plan, ProbeOptions},
+    sink::{Origin, Sink},
+    source::{CountReader, KernelSets, Ledger, Ring},
+};
+
+/// How often totals are told.
+const COUNTS_EVERY: Duration = Duration::from_secs(10);
+/// How often totals reach a full-screen view, and sinks are told that time passes.
+const TICK: Duration = Duration::from_secs(1);
+/// Events whose facts are being gathered at the same time; more stay in the ring.
+const PENDING_MAX: usize = 4096;
+/// Events taken from the ring at once.
+const BATCH: usize = 512;
+/// How long the drops of a command that ended may still come in.
+const AFTER_COMMAND: Duration = Duration::from_millis(700);
+/// How long, at the end, events may wait for their facts.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
+
+/// Runs until the user, the clock or the command ends it. The exit status is the command's, where there is one.
 ///
 /// # Errors
 /// Something that the run cannot do without failed; the message names the next step.
-pub fn run(_: &RunOptions) -> anyhow::Result<ExitCode> {
-    Err(Problem::failure(
-        "this droptrace was built without its BPF object, so it cannot watch a kernel",
-        "build it with `cargo xtask build`; the other commands work as they are",
-    )
-    .into())
+pub fn run(options: &RunOptions) -> Result<ExitCode> {
+    let object = bpf::OBJECT.ok_or_else(|| {
+        Problem::failure(
+            "this droptrace was built without its BPF object, so it cannot watch a kernel",
+            "build it with `cargo xtask build`; the other commands work as they are",
+        )
+    })?;
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(async { Run::start(options, object)?.until_end().await })
+}
+
+/// A labelled event on its way to the sink.
+struct Labelled {
+    event: RawEvent,
+    facts: Facts,
+}
+
+/// A run in progress.
+struct Run<'a> {
+    options: &'a RunOptions,
+    plan: Plan,
+    loaded: Loaded,
+    context: Context,
+    ring: Ring,
+    reader: CountReader,
+    ledger: Ledger,
+    sink: Box<dyn Sink>,
+    quit: Option<Arc<Notify>>,
+    started: Instant,
+    pending: FuturesOrdered<BoxFuture<'static, Labelled>>,
+    /// Why the sink takes no more, once it does not.
+    ended: Option<&'static str>,
+}
+
+impl<'a> Run<'a> {
+    /// Attaches the hooks and opens the output.
+    fn start(options: &'a RunOptions, object: &[u8]) -> Result<Self> {
+        let request = ScopeRequest {
+            netns: options.scope.netns.clone(),
+            pids: options.scope.pid.into_iter().collect(),
+            addresses: options.scope.addr.clone(),
+        };
+        check_scope(&request)?;
+        let plan = Plan::probe(&ProbeOptions {
+            hide_symbols: options.hide_symbols.clone(),
+            ..ProbeOptions::default()
+        })?;
+        let load = LoadOptions {
+            scope: scope_of(options),
+            ipvs: options.ipvs,
+            ..LoadOptions::default()
+        };
+        let mut loaded = plan::load(&plan, object, &load)?;
+        let ring = Ring::open(&mut loaded.ebpf)?;
+        let reader = CountReader::open(&mut loaded.ebpf)?;
+        let sets = KernelSets::open(&mut loaded.ebpf)?;
+        let context = Context::start(&request, Box::new(sets))?;
+        if context.ipvs_needs_entry_hook() {
+            loaded.want_ipvs(&plan, true);
+        }
+        let ledger = Ledger::new(plan.symbols.clone(), plan.reasons.clone());
+        let Opened { sink, quit } = options.open()?;
+        Ok(Self {
+            options,
+            plan,
+            loaded,
+            context,
+            ring,
+            reader,
+            ledger,
+            sink,
+            quit,
+            started: Instant::now(),
+            pending: FuturesOrdered::new(),
+            ended: None,
+        })
+    }
+
+    /// Sees drops until something ends the run.
+    async fn until_end(mut self) -> Result<ExitCode> {
+        let mut modules = ModuleWatch::new();
+        let mut ipvs = self.context.ipvs_entry_hook_changes();
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut ask_counts = signal(SignalKind::user_defined1())?;
+        let mut counts = interval(COUNTS_EVERY);
+        counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        counts.reset();
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let full_screen = self.options.output == Output::Tui;
+        let quit = self.quit.clone().unwrap_or_default();
+
+        self.tell_coverage()?;
+        let mut child = self.spawn_command()?;
+        let mut status = None;
+        let deadline = self
+            .options
+            .scope
+            .duration
+            .map(|duration| tokio::time::Instant::now() + duration);
+        let mut command_over = None;
+        let ended = loop {
+            if let Some(ended) = self.ended {
+                break ended;
+            }
+            tokio::select! {
+                biased;
+                _ = interrupt.recv() => break "interrupted",
+                _ = terminate.recv() => break "terminated",
+                _ = hangup.recv() => break "terminated",
+                () = quit.notified() => break "quit",
+                () = reached(deadline) => break "duration",
+                () = reached(command_over) => break "command",
+                exit = ended_child(&mut child) => {
+                    status = Some(exit?);
+                    child = None;
+                    command_over = Some(tokio::time::Instant::now() + AFTER_COMMAND);
+                }
+                Some(labelled) = self.pending.next(), if !self.pending.is_empty() => self.deliver(&labelled)?,
+                events = self.ring.read(BATCH), if self.pending.len() < PENDING_MAX => {
+                    for event in events.context("cannot read the ring buffer")? {
+                        self.take(event);
+                    }
+                }
+                () = modules.changed() => {
+                    if self.loaded.module_changed(&mut self.plan)? {
+                        self.ledger.set_symbols(self.plan.symbols.clone());
+                        self.tell_coverage()?;
+                    }
+                }
+                Ok(()) = ipvs.changed() => {
+                    let wanted = self.options.ipvs || *ipvs.borrow_and_update();
+                    if self.loaded.want_ipvs(&self.plan, wanted) {
+                        self.tell_coverage()?;
+                    }
+                }
+                _ = ask_counts.recv() => self.tell_counts()?,
+                _ = counts.tick() => self.tell_counts()?,
+                _ = tick.tick() => {
+                    if full_screen {
+                        self.tell_counts()?;
+                    }
+                    let ticked = self.sink.tick();
+                    self.accept(ticked)?;
+                }
+            }
+        };
+        self.finish(ended).await?;
+        Ok(match status {
+            Some(status) => exit_code(status),
+            None => ExitCode::SUCCESS,
+        })
+    }
+
+    /// Starts to gather an event's facts, unless nobody wants to see it.
+    fn take(&mut self, event: RawEvent) {
+        let mut known = Facts::default();
+        self.name(&event, &mut known);
+        let signature = Signature::of_event(&event, &known);
+        let parent = classify(&signature);
+        if self.hidden(&event, parent) {
+            return;
+        }
+        let sister = parent.refine.and_then(|refine| refine(&event, &known));
+        let needs: Vec<_> = parent
+            .needs
+            .iter()
+            .chain(sister.into_iter().flat_map(|sister| sister.needs))
+            .copied()
+            .collect();
+        let gather = self.context.facts(&event, &needs);
+        self.pending.push_back(
+            async move {
+                let mut facts = gather.await;
+                facts.reason = known.reason;
+                facts.location = known.location;
+                facts.frames = known.frames;
+                Labelled { event, facts }
+            }
+            .boxed(),
+        );
+    }
+
+    /// Whether no line is wanted for this event; it is in the totals all the same.
+    fn hidden(&self, event: &RawEvent, cause: &Cause) -> bool {
+        let full_screen = self.options.output == Output::Tui;
+        // The later end of a packet that was reported when it was sent astray: not a second drop.
+        event.has(bits::DIED_AS)
+            || event.site == Site::ConntrackClashResolved
+            || (cause.benign && !self.options.benign && !full_screen)
+    }
+
+    /// Fills in the kernel's own names.
+    fn name(&self, event: &RawEvent, facts: &mut Facts) {
+        facts.reason = self.plan.reasons.name(event.header.reason);
+        facts.location = self.symbol(event.header.location);
+        facts.frames = event
+            .all(FieldId::Frame)
+            .filter_map(|frame| self.symbol(frame))
+            .collect();
+    }
+
+    fn symbol(&self, address: u64) -> Option<String> {
+        if address == 0 {
+            None
+        } else {
+            self.plan.symbols.name(address).map(str::to_owned)
+        }
+    }
+
+    /// Labels an event whose facts are there, and hands it to the sink.
+    fn deliver(&mut self, labelled: &Labelled) -> Result<()> {
+        let Labelled { event, facts } = labelled;
+        let signature = Signature::of_event(event, facts);
+        let parent = classify(&signature);
+        let drop = diagnose::diagnose(event, facts);
+        if drop.cause != parent.slug
+            && let Some(cause) = diagnose::cause_by_slug(&drop.cause)
+        {
+            let before = (parent.slug, (parent.verdict)(&signature));
+            self.ledger.refine(
+                before,
+                (cause.slug, drop.verdict),
+                event.header.netns,
+                drop.packets,
+            );
+        }
+        self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }))
+    }
+
+    fn tell_coverage(&mut self) -> Result<()> {
+        let scope = &self.options.scope;
+        let coverage = Coverage {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: self.plan.kernel.release.clone(),
+            boot_id: self.plan.kernel.boot_id.clone(),
+            scope: ScopeText {
+                netns: self.context.scoped_netns().to_vec(),
+                addresses: scope.addr.iter().map(ToString::to_string).collect(),
+                port: scope.port,
+                protocol: scope.protocol.map(|number| number.to_string()),
+                causes: scope.cause.clone(),
+            },
+            hooks: self.loaded.states(),
+            gaps: self.loaded.gaps(&self.plan),
+        };
+        self.tell(&Record::Coverage(coverage), None)
+    }
+
+    fn counts(&mut self) -> Result<diagnose::Counts> {
+        let totals = self.reader.read()?;
+        Ok(self.ledger.counts(&totals, jiff::Timestamp::now().to_string()))
+    }
+
+    fn tell_counts(&mut self) -> Result<()> {
+        let counts = self.counts()?;
+        self.tell(&Record::Counts(counts), None)
+    }
+
+    fn tell(&mut self, record: &Record, origin: Option<Origin<'_>>) -> Result<()> {
+        if self.ended.is_some() {
+            return Ok(());
+        }
+        let taken = self.sink.record(record, origin);
+        self.accept(taken)
+    }
+
+    /// Takes the sink's answer: a reader that went away and a full file end the run, anything else is a failure.
+    fn accept(&mut self, answer: io::Result<()>) -> Result<()> {
+        match answer {
+            Ok(()) => Ok(()),
+            Err(error) => match error.kind() {
+                io::ErrorKind::BrokenPipe => {
+                    self.ended = Some("pipe");
+                    Ok(())
+                }
+                io::ErrorKind::FileTooLarge => {
+                    self.ended = Some("size");
+                    Ok(())
+                }
+                _ => Err(error).context("cannot write the output"),
+            },
+        }
+    }
+
+    fn spawn_command(&self) -> Result<Option<Child>> {
+        let [program, arguments @ ..] = self.options.command.as_slice() else {
+            return Ok(None);
+        };
+        let child = Command::new(program).args(arguments).spawn().map_err(|error| {
+            Problem::failure(
+                format!("cannot start {}: {error}", program.to_string_lossy()),
+                "check the command after `--`",
+            )
+        })?;
+        Ok(Some(child))
+    }
+
+    /// Takes what is still under way, then tells the end.
+    async fn finish(mut self, ended: &'static str) -> Result<()> {
+        let last = tokio::time::Instant::now() + LAST_EVENTS;
+        for event in self.ring.take(PENDING_MAX) {
+            self.take(event);
+        }
+        while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
+            self.deliver(&labelled)?;
+        }
+        let counts = self.counts()?;
+        self.tell(&Record::Counts(counts.clone()), None)?;
+        let summary = Summary {
+            seconds: self.started.elapsed().as_secs_f64(),
+            ended: ended.to_owned(),
+            counts,
+            syn_unanswered: self.context.syn_unanswered(),
+        };
+        if self.ended != Some("pipe") {
+            let told = self.sink.record(&Record::Summary(summary), None);
+            let finished = told.and_then(|()| self.sink.finish());
+            self.accept(finished)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether what the user named exists, before anything is attached.
+fn check_scope(request: &ScopeRequest) -> Result<()> {
+    let named = request.netns.iter().map(|text| context::resolve(text));
+    let of_pids = request.pids.iter().map(|&pid| context::resolve_pid(pid));
+    for found in named.chain(of_pids) {
+        found.map_err(|error| Problem::usage(error.to_string(), "name one that exists"))?;
+    }
+    Ok(())
+}
+
+/// What the programs must test.
+fn scope_of(options: &RunOptions) -> Scope {
+    let args = &options.scope;
+    let mut scope = Scope {
+        port: args.port.unwrap_or(0),
+        protocol: args.protocol.unwrap_or(0),
+        ..Scope::default()
+    };
+    let asked = [
+        (!args.netns.is_empty() || args.pid.is_some(), SCOPE_NETNS),
+        (!args.addr.is_empty(), SCOPE_ADDRESSES),
+        (args.port.is_some(), SCOPE_PORT),
+        (args.protocol.is_some(), SCOPE_PROTOCOL),
+    ];
+    for (_, flag) in asked.into_iter().filter(|(asked, _)| *asked) {
+        scope.flags |= flag;
+    }
+    scope
+}
+
+async fn reached(moment: Option<tokio::time::Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn ended_child(child: &mut Option<Child>) -> Result<std::process::ExitStatus> {
+    match child {
+        Some(child) => child.wait().await.context("cannot wait for the command"),
+        None => std::future::pending().await,
+    }
+}
+
+/// The command's exit status, as a shell would give it.
+fn exit_code(status: std::process::ExitStatus) -> ExitCode {
+    let number = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1);
+    ExitCode::from(u8::try_from(number).unwrap_or(1))
 }

@@ -1,3 +1,10 @@
-//! Where records come from.
+//! Where raw events and counts come from: the running kernel, or a capture file.
 
+mod counts;
 pub mod file;
+mod ring;
+mod sets;
+
+pub use counts::{CountReader, Ledger, Totals};
+pub use ring::Ring;
+pub use sets::KernelSets;

@@ -1,0 +1,199 @@
+//! The exact counts: keys as the kernel made them, causes as the catalogue names them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use aya::{
+    Ebpf,
+    maps::{MapData, PerCpuArray, PerCpuHashMap},
+};
+use droptrace_common::{CountKey, CountValue, Site, Tally, bits};
+
+use crate::{
+    diagnose::{Cause, CauseCount, Counts, Signature, Split, Verdict, classify},
+    plan::{Reasons, Symbols},
+};
+
+/// Reads the maps of counts.
+pub struct CountReader {
+    counts: PerCpuHashMap<MapData, CountKey, CountValue>,
+    tallies: PerCpuArray<MapData, u64>,
+}
+
+/// What the kernel counted, summed over its CPUs.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// By key: packets, events lost to a full ring, events left out by sampling.
+    pub keys: Vec<(CountKey, CountValue)>,
+    /// By [`Tally`].
+    pub tallies: [u64; droptrace_common::TALLIES as usize],
+}
+
+impl CountReader {
+    /// Takes the maps out of the loaded object.
+    ///
+    /// # Errors
+    /// A map is missing.
+    pub fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        let mut take = |name: &str| {
+            ebpf.take_map(name)
+                .with_context(|| format!("the BPF object has no map {name}"))
+        };
+        Ok(Self {
+            counts: take("COUNTS")?.try_into()?,
+            tallies: take("TALLIES_MAP")?.try_into()?,
+        })
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// The kernel refuses to read a map.
+    pub fn read(&self) -> anyhow::Result<Totals> {
+        let mut totals = Totals::default();
+        for entry in self.counts.iter() {
+            let (key, values) = entry.context("cannot read the counts")?;
+            let sum = values
+                .iter()
+                .fold(CountValue::default(), |sum, value| CountValue {
+                    packets: sum.packets + value.packets,
+                    sent: sum.sent + value.sent,
+                    ring_full: sum.ring_full + value.ring_full,
+                    sampled: sum.sampled + value.sampled,
+                    ..sum
+                });
+            totals.keys.push((key, sum));
+        }
+        for (index, tally) in totals.tallies.iter_mut().enumerate() {
+            *tally = self
+                .tallies
+                .get(&(index as u32), 0)
+                .context("cannot read the tallies")?
+                .iter()
+                .sum();
+        }
+        Ok(totals)
+    }
+}
+
+/// Names the causes of what the kernel counted.
+pub struct Ledger {
+    symbols: Arc<Symbols>,
+    reasons: Arc<Reasons>,
+    /// Cause of a key, found once.
+    causes: HashMap<CountKey, (&'static Cause, Verdict)>,
+    /// Packets that full events moved from a cause to its sister: (from, to, netns, verdicts) → packets.
+    refined: BTreeMap<(&'static str, &'static str, u32, Verdict, Verdict), u64>,
+}
+
+impl Ledger {
+    /// An empty ledger for this kernel's names.
+    pub fn new(symbols: Arc<Symbols>, reasons: Arc<Reasons>) -> Self {
+        Self {
+            symbols,
+            reasons,
+            causes: HashMap::new(),
+            refined: BTreeMap::new(),
+        }
+    }
+
+    /// The kernel's symbols changed: a module came or went.
+    pub fn set_symbols(&mut self, symbols: Arc<Symbols>) {
+        self.symbols = symbols;
+    }
+
+    /// Notes that a full event told a sister cause apart.
+    pub fn refine(
+        &mut self,
+        from: (&'static str, Verdict),
+        to: (&'static str, Verdict),
+        netns: u32,
+        packets: u64,
+    ) {
+        *self
+            .refined
+            .entry((from.0, to.0, netns, from.1, to.1))
+            .or_default() += packets;
+    }
+
+    fn cause(&mut self, key: &CountKey) -> (&'static Cause, Verdict) {
+        if let Some(known) = self.causes.get(key) {
+            return *known;
+        }
+        let reason = self.reasons.name(key.reason);
+        let location = if key.location == 0 {
+            None
+        } else {
+            self.symbols.name(key.location)
+        };
+        let signature = Signature::of_key(key, reason.as_deref(), location);
+        let cause = classify(&signature);
+        let known = (cause, (cause.verdict)(&signature));
+        self.causes.insert(*key, known);
+        known
+    }
+
+    /// The totals by cause.
+    pub fn counts(&mut self, totals: &Totals, time: String) -> Counts {
+        let mut packets: BTreeMap<(&'static str, u32, Verdict), (u64, bool)> = BTreeMap::new();
+        let mut counts = Counts {
+            time,
+            ..Counts::default()
+        };
+        for (key, value) in &totals.keys {
+            if key.site == Site::ConntrackClashResolved as u16 {
+                counts.clashes_resolved += value.packets;
+                continue;
+            }
+            // The later end of a packet that was counted when it was sent astray.
+            if key.bits & bits::DIED_AS != 0 {
+                continue;
+            }
+            let (cause, verdict) = self.cause(key);
+            packets
+                .entry((cause.slug, key.netns, verdict))
+                .or_insert((0, cause.benign))
+                .0 += value.packets;
+            let lost = value.ring_full + value.sampled;
+            if lost > 0 {
+                counts.lost_events += lost;
+                *counts.lost.entry(cause.slug.to_owned()).or_default() += lost;
+            }
+        }
+        let mut sampled: BTreeMap<(&'static str, u32, Verdict), ()> = BTreeMap::new();
+        for ((from, to, netns, before, after), moved) in &self.refined {
+            let Some((left, benign)) = packets.get_mut(&(*from, *netns, *before)) else {
+                continue;
+            };
+            let moved = (*moved).min(*left);
+            *left -= moved;
+            let benign = *benign;
+            packets.entry((to, *netns, *after)).or_insert((0, benign)).0 += moved;
+            sampled.insert((from, *netns, *before), ());
+            sampled.insert((to, *netns, *after), ());
+        }
+        counts.causes = packets
+            .into_iter()
+            .filter(|(_, (packets, _))| *packets > 0)
+            .map(|((slug, netns, verdict), (packets, benign))| CauseCount {
+                cause: slug.to_owned(),
+                netns,
+                verdict,
+                benign,
+                packets,
+                split: if sampled.contains_key(&(slug, netns, verdict)) {
+                    Split::Sampled
+                } else {
+                    Split::Exact
+                },
+            })
+            .collect();
+        let tally = |which: Tally| totals.tallies[which as usize];
+        counts.uncounted = tally(Tally::KeysLost);
+        counts.hints_orphaned = tally(Tally::HintsLeft).saturating_sub(tally(Tally::HintsConsumed));
+        counts
+    }
+}

@@ -1,0 +1,74 @@
+//! The ring buffer: full events as the programs send them.
+
+use std::{io, os::fd::AsRawFd};
+
+use anyhow::Context as _;
+use aya::{
+    Ebpf,
+    maps::{MapData, RingBuf},
+};
+use bytes::Bytes;
+use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::diagnose::RawEvent;
+
+/// The reading end of the ring.
+pub struct Ring {
+    ring: AsyncFd<RingBuf<MapData>>,
+    /// Records that were no event; a sign of a fault in droptrace itself.
+    malformed: u64,
+}
+
+impl Ring {
+    /// Takes the map `EVENTS` out of the loaded object.
+    ///
+    /// # Errors
+    /// The object has no such map, or no runtime is running.
+    pub fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        let map = ebpf
+            .take_map("EVENTS")
+            .context("the BPF object has no map EVENTS")?;
+        let ring = RingBuf::try_from(map).context("the map EVENTS is no ring buffer")?;
+        debug_assert!(ring.as_raw_fd() >= 0);
+        // SAFETY: the ring owns its descriptor for as long as it lives, and AsyncFd owns the ring.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
+            .context("cannot wait for the ring buffer")?;
+        Ok(Self { ring, malformed: 0 })
+    }
+
+    /// Waits until there are events, then takes up to `limit` of them.
+    ///
+    /// # Errors
+    /// Waiting failed.
+    pub async fn read(&mut self, limit: usize) -> io::Result<Vec<RawEvent>> {
+        let mut ready = self.ring.readable_mut().await?;
+        let events = drain(ready.get_inner_mut(), limit, &mut self.malformed);
+        if events.len() < limit {
+            ready.clear_ready();
+        }
+        Ok(events)
+    }
+
+    /// Takes what is there now, up to `limit`.
+    pub fn take(&mut self, limit: usize) -> Vec<RawEvent> {
+        drain(self.ring.get_mut(), limit, &mut self.malformed)
+    }
+
+    /// Records that were no event.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+}
+
+fn drain(ring: &mut RingBuf<MapData>, limit: usize, malformed: &mut u64) -> Vec<RawEvent> {
+    let mut events = Vec::new();
+    while events.len() < limit
+        && let Some(item) = ring.next()
+    {
+        match RawEvent::decode(Bytes::copy_from_slice(&item)) {
+            Ok(event) => events.push(event),
+            Err(_) => *malformed += 1,
+        }
+    }
+    events
+}
