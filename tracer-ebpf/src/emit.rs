@@ -7,9 +7,11 @@ use aya_ebpf::{
         bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns,
         bpf_probe_read_kernel_buf,
     },
+    maps::lpm_trie::Key,
 };
 use droptrace_common::{
-    CountKey, CountValue, EventHeader, FIELDS_MAX, Field, FieldId, PACKET_MAX, Site, Tally, bits,
+    AddressKey, CountKey, CountValue, EventHeader, FIELDS_MAX, Field, FieldId, PACKET_MAX, ServiceKey, Site,
+    Tally, bits,
 };
 
 use crate::{
@@ -36,6 +38,18 @@ pub(crate) struct EventBuffer {
     pub(crate) fields: [Field; FIELDS_MAX],
     pub(crate) hint: Hint,
     pub(crate) frames: [u64; FRAMES],
+    pub(crate) work: Work,
+}
+
+/// What the stack has no room for.
+#[repr(C)]
+pub(crate) struct Work {
+    /// Of the packet in the buffer.
+    pub(crate) tuple: Tuple,
+    pub(crate) key: CountKey,
+    pub(crate) fresh: CountValue,
+    pub(crate) address: Key<AddressKey>,
+    pub(crate) service: ServiceKey,
 }
 
 /// Appends fields to an event or hint; what does not fit is left out.
@@ -142,10 +156,10 @@ pub(crate) fn tally(which: Tally) {
     }
 }
 
-/// Reads the packet's headers into the buffer and fills what the header says of the packet.
-/// Gives its tuple and the bits that the packet alone tells.
+/// Reads the packet's headers into the buffer and fills what the header says of the packet, and
+/// its tuple. Gives the bits that the packet alone tells.
 #[inline(always)]
-pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> (Tuple, u32) {
+pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
     let ethertype = packet::ethertype(skb);
     let Extent { network, linear, len } = packet::extent(skb);
     let mut packet_len = if linear > PACKET_MAX as u32 {
@@ -169,11 +183,11 @@ pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> (Tuple, u32) {
     header.segments = packet::segments(skb);
     header.pkt_type = packet::packet_type(skb);
     header.iif = member::<u32>(skb, layout!(skb_iif));
-    let (tuple, mut found) = packet::parse(&buffer.packet, packet_len, ethertype);
+    let mut found = packet::parse(&mut buffer.work.tuple, &buffer.packet, packet_len, ethertype);
     if header.pkt_type == 3 {
         found |= bits::OTHER_HOST;
     }
-    (tuple, found)
+    found
 }
 
 /// What an event is, beside its packet.
@@ -190,17 +204,10 @@ pub(crate) struct Drop {
 /// Counts the drop. True if its event is to be sent; the buffer's header is complete then.
 #[inline(always)]
 pub(crate) fn count(buffer: &mut EventBuffer, drop: &Drop, key_location: u64) -> bool {
-    let key = CountKey {
-        location: key_location,
-        netns: drop.netns,
-        reason: drop.reason,
-        bits: drop.bits,
-        site: drop.site as u16,
-        pad: 0,
-    };
+    set_key(&mut buffer.work.key, drop, key_location);
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
-    let Some(value) = counted(&key, now) else {
+    let Some(value) = counted(&mut buffer.work, now) else {
         tally(Tally::KeysLost);
         return false;
     };
@@ -230,40 +237,42 @@ pub(crate) fn count(buffer: &mut EventBuffer, drop: &Drop, key_location: u64) ->
     true
 }
 
-/// This CPU's value of a key, made on first use with a full bucket.
 #[inline(always)]
-fn counted(key: &CountKey, now: u64) -> Option<&'static mut CountValue> {
-    if let Some(value) = COUNTS.get_ptr_mut(key) {
+fn set_key(key: &mut CountKey, drop: &Drop, location: u64) {
+    key.location = location;
+    key.netns = drop.netns;
+    key.reason = drop.reason;
+    key.bits = drop.bits;
+    key.site = drop.site as u16;
+    key.pad = 0;
+}
+
+/// This CPU's value of the key, made on first use with a full bucket.
+#[inline(always)]
+fn counted(work: &mut Work, now: u64) -> Option<&'static mut CountValue> {
+    if let Some(value) = COUNTS.get_ptr_mut(&work.key) {
         // SAFETY: this CPU's value.
         return Some(unsafe { &mut *value });
     }
-    let fresh = CountValue {
+    work.fresh = CountValue {
         tokens: BUCKET_NS,
         filled_ns: now,
         ..CountValue::default()
     };
     // Another CPU may have made the key meanwhile: then its value for this CPU is zero, and the bucket fills.
-    let _ = COUNTS.insert(key, fresh, u64::from(BPF_NOEXIST));
+    let _ = COUNTS.insert(&work.key, &work.fresh, u64::from(BPF_NOEXIST));
     // SAFETY: this CPU's value.
-    COUNTS.get_ptr_mut(key).map(|value| unsafe { &mut *value })
+    COUNTS.get_ptr_mut(&work.key).map(|value| unsafe { &mut *value })
 }
 
 /// Sends the event, whose header `count` completed.
 #[inline(always)]
-pub(crate) fn send(buffer: &mut EventBuffer, fields: usize, drop: &Drop, key_location: u64) {
+pub(crate) fn send(buffer: &mut EventBuffer, fields: usize) {
     let fields = if fields > FIELDS_MAX { FIELDS_MAX } else { fields };
     buffer.header.fields = fields as u16;
     let size = size_of::<EventHeader>() + PACKET_MAX + fields * size_of::<Field>();
     let sent = output(buffer, size);
-    let key = CountKey {
-        location: key_location,
-        netns: drop.netns,
-        reason: drop.reason,
-        bits: drop.bits,
-        site: drop.site as u16,
-        pad: 0,
-    };
-    if let Some(value) = COUNTS.get_ptr_mut(key) {
+    if let Some(value) = COUNTS.get_ptr_mut(&buffer.work.key) {
         // SAFETY: this CPU's value.
         let value = unsafe { &mut *value };
         if sent {
@@ -287,25 +296,24 @@ fn output(buffer: &EventBuffer, size: usize) -> bool {
 #[inline(always)]
 pub(crate) fn direct(skb: u64, site: Site, netns: u32, extra: u32, fill: impl FnOnce(&mut Fields<'_>)) {
     let Some(buffer) = acquire() else { return };
-    let (tuple, found) = take_packet(buffer, skb);
-    finish(buffer, &tuple, site, netns, found | extra, fill);
+    let found = take_packet(buffer, skb);
+    finish(buffer, site, netns, found | extra, fill);
     release();
 }
 
-/// Counts and sends what the buffer's packet area already holds.
+/// Counts and sends what the buffer's packet area and tuple already hold.
 #[inline(always)]
 pub(crate) fn finish(
     buffer: &mut EventBuffer,
-    tuple: &Tuple,
     site: Site,
     netns: u32,
     found: u32,
     fill: impl FnOnce(&mut Fields<'_>),
 ) {
-    if !scope::admits(tuple, netns) {
+    if !scope::admits(&buffer.work.tuple, netns) {
         return;
     }
-    let bits = found | packet::memberships(tuple, netns);
+    let bits = found | packet::memberships(&mut buffer.work, netns);
     let drop = Drop {
         site,
         netns,
@@ -320,26 +328,28 @@ pub(crate) fn finish(
             fill(&mut fields);
             fields.len()
         };
-        send(buffer, fields, &drop, 0);
+        send(buffer, fields);
     }
 }
 
 /// Counts something that is no drop of a packet, without an event.
 #[inline(always)]
 pub(crate) fn count_only(site: Site, netns: u32) {
-    let key = CountKey {
-        location: 0,
+    let Some(buffer) = acquire() else { return };
+    let drop = Drop {
+        site,
         netns,
+        ifindex: 0,
         reason: 0,
+        location: 0,
         bits: 0,
-        site: site as u16,
-        pad: 0,
     };
-    if let Some(value) = counted(&key, 0) {
-        value.packets += 1;
-    } else {
-        tally(Tally::KeysLost);
+    set_key(&mut buffer.work.key, &drop, 0);
+    match counted(&mut buffer.work, 0) {
+        Some(value) => value.packets += 1,
+        None => tally(Tally::KeysLost),
     }
+    release();
 }
 
 /// Reads the kernel's stack into the buffer and appends its frames.

@@ -117,7 +117,8 @@ pub(crate) fn conn_in_get_exit(ctx: &impl Exit) {
 #[inline(always)]
 fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
     let Some(buffer) = emit::acquire() else { return };
-    let (tuple, found) = emit::take_packet(buffer, skb);
+    let found = emit::take_packet(buffer, skb);
+    let tuple = &buffer.work.tuple;
     let of_entry = tuple_of(layout, entry);
     let state: u16 = member(entry, ipvs_layout!(layout, ipvs_conn_state));
     let fresh = state == SYN_SENT || state == SYN_RECV;
@@ -135,7 +136,7 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
         candidate.skb = skb;
         candidate.entry = entry;
         candidate.bits = found;
-        candidate.tuple = tuple;
+        candidate.tuple = *tuple;
         candidate.server = Flow {
             src: tuple.src,
             dst: packet::address_at(entry + offset(ipvs_layout!(layout, ipvs_conn_daddr)), v6),
@@ -190,9 +191,9 @@ fn misdelivered(candidate: &Candidate) {
     let Some(buffer) = emit::acquire() else { return };
     buffer.header = candidate.header;
     buffer.packet = candidate.packet;
+    buffer.work.tuple = candidate.tuple;
     emit::finish(
         buffer,
-        &candidate.tuple,
         Site::IpvsReuseMisdelivered,
         candidate.header.netns,
         candidate.bits,

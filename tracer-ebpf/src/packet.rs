@@ -1,6 +1,6 @@
 //! The packet behind an `sk_buff`: where its headers are and what they say.
 
-use droptrace_common::{Address, AddressKey, NETNS_PREFIX_BITS, PACKET_MAX, ServiceKey, address_flags, bits};
+use droptrace_common::{Address, AddressKey, NETNS_PREFIX_BITS, PACKET_MAX, address_flags, bits};
 
 use aya_ebpf::maps::lpm_trie::Key;
 use network_types::{
@@ -9,6 +9,7 @@ use network_types::{
 };
 
 use crate::{
+    emit::Work,
     kernel::{self, layout, member, net_of_device, net_of_sock, read},
     maps::{ADDRESSES, SERVICES},
 };
@@ -90,8 +91,8 @@ pub(crate) fn address_at(address: u64, v6: bool) -> Address {
 
 /// Parses the headers in `bytes`, which hold `len` valid bytes of a packet with this EtherType.
 #[inline(always)]
-pub(crate) fn parse(bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> (Tuple, u32) {
-    let mut tuple = Tuple::default();
+pub(crate) fn parse(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> u32 {
+    *tuple = Tuple::default();
     let mut found = 0;
     let at;
     if ethertype == ETH_P_IP && len >= Ipv4Hdr::LEN as u32 {
@@ -102,7 +103,7 @@ pub(crate) fn parse(bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> (Tupl
         tuple.protocol = header.proto;
         found |= v4_kinds(header.src_addr, header.dst_addr);
         if u16::from_be_bytes([bytes[6], bytes[7]]) & 0x1fff != 0 {
-            return (tuple, found);
+            return found;
         }
         at = usize::from(bytes[0] & 0xf) * 4;
     } else if ethertype == ETH_P_IPV6 && len >= Ipv6Hdr::LEN as u32 {
@@ -116,18 +117,14 @@ pub(crate) fn parse(bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> (Tupl
         }
         at = Ipv6Hdr::LEN;
     } else {
-        return (
-            tuple,
-            found
-                | if ethertype == 0 {
-                    bits::NO_PROTOCOL
-                } else {
-                    bits::NOT_IP
-                },
-        );
+        return found
+            | if ethertype == 0 {
+                bits::NO_PROTOCOL
+            } else {
+                bits::NOT_IP
+            };
     }
-    found |= transport(&mut tuple, bytes, at, len);
-    (tuple, found)
+    found | transport(tuple, bytes, at, len)
 }
 
 #[inline(always)]
@@ -183,16 +180,16 @@ fn v4_kinds(src: [u8; 4], dst: [u8; 4]) -> u32 {
 
 /// Asks the sets that context keeps whether the addresses are local, on a dummy device, IPVS's.
 #[inline(always)]
-pub(crate) fn memberships(tuple: &Tuple, netns: u32) -> u32 {
+pub(crate) fn memberships(work: &mut Work, netns: u32) -> u32 {
     let mut found = 0;
-    let source = held(tuple.src, netns);
+    let source = held(&mut work.address, &work.tuple.src, netns);
     if source & address_flags::LOCAL != 0 {
         found |= bits::SOURCE_LOCAL;
     }
     if source & address_flags::DUMMY != 0 {
         found |= bits::SOURCE_DUMMY;
     }
-    let destination = held(tuple.dst, netns);
+    let destination = held(&mut work.address, &work.tuple.dst, netns);
     if destination & address_flags::LOCAL != 0 {
         found |= bits::DESTINATION_LOCAL;
     }
@@ -201,15 +198,13 @@ pub(crate) fn memberships(tuple: &Tuple, netns: u32) -> u32 {
     }
     if destination & address_flags::IPVS != 0 {
         found |= bits::DESTINATION_IPVS;
-        let key = ServiceKey {
-            netns,
-            port: tuple.dport,
-            protocol: tuple.protocol,
-            pad: 0,
-            address: tuple.dst,
-        };
+        work.service.netns = netns;
+        work.service.port = work.tuple.dport;
+        work.service.protocol = work.tuple.protocol;
+        work.service.pad = 0;
+        work.service.address = work.tuple.dst;
         // SAFETY: the value is not read.
-        if unsafe { SERVICES.get(key) }.is_some() {
+        if unsafe { SERVICES.get(&work.service) }.is_some() {
             found |= bits::SERVICE_IPVS;
         }
     }
@@ -217,9 +212,15 @@ pub(crate) fn memberships(tuple: &Tuple, netns: u32) -> u32 {
 }
 
 #[inline(always)]
-fn held(address: Address, netns: u32) -> u32 {
-    let key = Key::new(NETNS_PREFIX_BITS + 128, AddressKey { netns, address });
-    ADDRESSES.get(key).map_or(0, |value| value.flags)
+fn held(key: &mut Key<AddressKey>, address: &Address, netns: u32) -> u32 {
+    *key = Key::new(
+        NETNS_PREFIX_BITS + 128,
+        AddressKey {
+            netns,
+            address: *address,
+        },
+    );
+    ADDRESSES.get(&*key).map_or(0, |value| value.flags)
 }
 
 /// `skb->pkt_type`.

@@ -36,7 +36,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     let Some(buffer) = emit::acquire() else { return };
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
-    let (tuple, mut found) = emit::take_packet(buffer, skb);
+    let mut found = emit::take_packet(buffer, skb);
     let sk: u64 = member(skb, layout!(skb_sk));
     let device: u64 = member(skb, layout!(skb_dev));
     let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
@@ -45,7 +45,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     let waiting = hint::find(skb, now);
     let hint = match waiting {
         Some(hint) => Some(hint),
-        None => hint::take_mark(&tuple, ct != 0, now),
+        None => hint::take_mark(&buffer.work.tuple, ct != 0, now),
     };
     let (site, hint_netns) = match hint {
         Some(hint) => (Site::from_number(hint.site).unwrap_or(Site::Free), hint.netns),
@@ -74,12 +74,12 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     }
     if kernel::bit_field(skb, layout!(skb_ipvs_property), 1) != 0 {
         found |= bits::IPVS_PROPERTY;
-        if ipvs::died(&tuple, now) {
+        if ipvs::died(&buffer.work.tuple, now) {
             found |= bits::DIED_AS;
         }
     }
-    if scope::admits(&tuple, netns) {
-        found |= packet::memberships(&tuple, netns);
+    if scope::admits(&buffer.work.tuple, netns) {
+        found |= packet::memberships(&mut buffer.work, netns);
         let ifindex = device_index(device, buffer.header.iif);
         let drop = Drop {
             site,
@@ -116,7 +116,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             if !has_reason || reason == netfilter {
                 count = emit::push_frames(ctx, buffer, count);
             }
-            emit::send(buffer, count, &drop, key_location);
+            emit::send(buffer, count);
         }
     }
     if waiting.is_some() && HINTS.remove(skb).is_ok() {

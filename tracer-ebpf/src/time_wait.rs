@@ -161,7 +161,7 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     }
     let Some(buffer) = emit::acquire() else { return };
     let sk = call.sk;
-    let (tuple, length) = rebuild(&mut buffer.packet, sk, &call.tcp);
+    let length = rebuild(&mut buffer.work.tuple, &mut buffer.packet, sk, &call.tcp);
     let header = &mut buffer.header;
     header.skb = skb;
     header.protocol = if length == IPV6_HEADER { 0x86dd } else { 0x0800 };
@@ -170,10 +170,14 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     header.segments = 1;
     header.pkt_type = 0;
     header.iif = 0;
-    let found = bits::TCP | if tuple.tcp_flags & 4 != 0 { bits::RST } else { 0 };
+    let found = bits::TCP
+        | if call.tcp[TCP_FLAGS] & 4 != 0 {
+            bits::RST
+        } else {
+            0
+        };
     emit::finish(
         buffer,
-        &tuple,
         Site::PawsEstablished,
         kernel::inode_of_net(net),
         found,
@@ -200,9 +204,14 @@ const IPV6_HEADER: usize = 40;
 
 /// Writes the headers that the segment had, as far as the socket tells: peer → this host.
 #[inline(always)]
-fn rebuild(packet: &mut [u8; PACKET_MAX], sk: u64, tcp: &[u8; TCP_HEADER]) -> (packet::Tuple, usize) {
+fn rebuild(
+    tuple: &mut packet::Tuple,
+    packet: &mut [u8; PACKET_MAX],
+    sk: u64,
+    tcp: &[u8; TCP_HEADER],
+) -> usize {
     const AF_INET6: u16 = 10;
-    let mut tuple = packet::Tuple {
+    *tuple = packet::Tuple {
         protocol: 6,
         tcp_flags: tcp[TCP_FLAGS],
         ..packet::Tuple::default()
@@ -236,7 +245,7 @@ fn rebuild(packet: &mut [u8; PACKET_MAX], sk: u64, tcp: &[u8; TCP_HEADER]) -> (p
         packet[IPV4_HEADER..IPV4_HEADER + TCP_HEADER].copy_from_slice(tcp);
         packet[IPV4_HEADER + 12] = 0x50;
     }
-    (tuple, length)
+    length
 }
 
 #[inline(always)]

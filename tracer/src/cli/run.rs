@@ -174,16 +174,17 @@ impl<'a> Run<'a> {
                     child = None;
                     command_over = Some(tokio::time::Instant::now() + AFTER_COMMAND);
                 }
+                () = modules.changed() => {
+                    let changed = self.loaded.module_changed(&mut self.plan)?;
+                    self.ledger.set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
+                    if changed {
+                        self.tell_coverage()?;
+                    }
+                }
                 Some(labelled) = self.pending.next(), if !self.pending.is_empty() => self.deliver(&labelled)?,
                 events = self.ring.read(BATCH), if self.pending.len() < PENDING_MAX => {
                     for event in events.context("cannot read the ring buffer")? {
                         self.take(event);
-                    }
-                }
-                () = modules.changed() => {
-                    if self.loaded.module_changed(&mut self.plan)? {
-                        self.ledger.set_symbols(self.plan.symbols.clone());
-                        self.tell_coverage()?;
                     }
                 }
                 Ok(()) = ipvs.changed() => {

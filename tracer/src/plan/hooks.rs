@@ -353,7 +353,6 @@ pub const HOOKS: &[Hook] = &[
         name: "arp_error_report",
         doc: "a packet whose IPv4 neighbour did not answer",
         target: Target::Function(&["arp_error_report"], Phases::Entry),
-        when: When::WithoutReasons,
         needs: &["arg_arp_error_neigh", "arg_arp_error_skb"],
         serves: &[part("neigh-failed", "IPv4")],
         price: "once for each packet whose neighbour did not answer",

@@ -1,7 +1,7 @@
 //! The exact counts: keys as the kernel made them, causes as the catalogue names them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -100,9 +100,11 @@ impl Ledger {
         }
     }
 
-    /// The kernel's symbols changed: a module came or went.
-    pub fn set_symbols(&mut self, symbols: Arc<Symbols>) {
+    /// A module came or went: the kernel's names changed, and an address may have belonged to none of them before.
+    pub fn set_names(&mut self, symbols: Arc<Symbols>, reasons: Arc<Reasons>) {
         self.symbols = symbols;
+        self.reasons = reasons;
+        self.causes.clear();
     }
 
     /// Notes that a full event told a sister cause apart.
@@ -163,7 +165,7 @@ impl Ledger {
                 *counts.lost.entry(cause.slug.to_owned()).or_default() += lost;
             }
         }
-        let mut sampled: BTreeMap<(&'static str, u32, Verdict), ()> = BTreeMap::new();
+        let mut sampled: BTreeSet<(&'static str, u32, Verdict)> = BTreeSet::new();
         for ((from, to, netns, before, after), moved) in &self.refined {
             let Some((left, benign)) = packets.get_mut(&(*from, *netns, *before)) else {
                 continue;
@@ -172,8 +174,8 @@ impl Ledger {
             *left -= moved;
             let benign = *benign;
             packets.entry((to, *netns, *after)).or_insert((0, benign)).0 += moved;
-            sampled.insert((from, *netns, *before), ());
-            sampled.insert((to, *netns, *after), ());
+            sampled.insert((from, *netns, *before));
+            sampled.insert((to, *netns, *after));
         }
         counts.causes = packets
             .into_iter()
@@ -184,7 +186,7 @@ impl Ledger {
                 verdict,
                 benign,
                 packets,
-                split: if sampled.contains_key(&(slug, netns, verdict)) {
+                split: if sampled.contains(&(slug, netns, verdict)) {
                     Split::Sampled
                 } else {
                     Split::Exact
