@@ -131,15 +131,19 @@ pub fn udp(src: SocketAddr, dst: SocketAddr, data: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// An ICMP or ICMPv6 "port unreachable" (code 3 or 4) about a packet.
-pub fn port_unreachable(src: IpAddr, dst: IpAddr, about: &[u8]) -> Result<Vec<u8>> {
+/// An ICMP error about a packet that ends a pending connection: host unreachable for IPv4, port
+/// unreachable for IPv6.
+///
+/// Those are the codes that `tcp_v4_err` (net/ipv4/tcp_ipv4.c) and `icmpv6_err_convert`
+/// (net/ipv6/icmp.c) take as the end of a request, 5.10 - 7.3.
+pub fn fatal_unreachable(src: IpAddr, dst: IpAddr, about: &[u8]) -> Result<Vec<u8>> {
     let quoted = &about[..about.len().min(200)];
     let builder = ip_builder(src, dst)?;
     let mut bytes = Vec::new();
     match src {
         IpAddr::V4(_) => builder
             .icmpv4(etherparse::Icmpv4Type::DestinationUnreachable(
-                etherparse::icmpv4::DestUnreachableHeader::Port,
+                etherparse::icmpv4::DestUnreachableHeader::Host,
             ))
             .write(&mut bytes, quoted),
         IpAddr::V6(_) => builder

@@ -16,6 +16,8 @@ use crate::{Netns, Result, trace::Trace};
 
 /// How long a drop may take from the kernel to the totals in an emulated guest.
 const SETTLE: Duration = Duration::from_secs(10);
+/// How long droptrace may take to notice changed IPVS services.
+const SERVICES: Duration = Duration::from_millis(2500);
 /// How long totals must stay as they are to be believed.
 const STILL: Duration = Duration::from_millis(500);
 
@@ -230,6 +232,16 @@ impl Test {
     /// The same with a port.
     pub fn at(&self, family: IpFamily, subnet: u8, host: u8, port: u16) -> SocketAddr {
         SocketAddr::new(self.ip(family, subnet, host), port)
+    }
+
+    /// Waits until droptrace has read the IPVS services of a netns that were just changed.
+    ///
+    /// It looks at them once a second at least.
+    pub fn services_known(&self, _netns: &Netns) -> Result<()> {
+        if self.trace.is_some() {
+            thread::sleep(SERVICES);
+        }
+        Ok(())
     }
 
     /// Checks that droptrace counted exactly this, and no other loss, in all netns of this scenario.

@@ -3,19 +3,47 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::ensure;
+use droptrace::diagnose::Drop as Labelled;
 use socket2::Socket;
 
+use super::Wire;
 use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test,
     counters::grown,
-    sockets::{accept_queue, connect, listen, start_connect, wait_until},
+    packet::{ACK, Client, RST, SYN, Segment, fatal_unreachable},
+    sockets::{accept_queue, any, connect, listen, start_connect, wait_until},
+    test::Kernel,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("accept-queue-full-syn-v4", |t| accept_queue_syn(t, V4)).family(),
     Scenario::new("accept-queue-full-syn-v6", |t| accept_queue_syn(t, V6)),
+    Scenario::new("accept-queue-full-ack-v4", |t| accept_queue_ack(t, V4, false)),
+    Scenario::new("accept-queue-full-ack-v6", |t| accept_queue_ack(t, V6, false)),
+    Scenario::new("accept-queue-full-ack-abort-v4", |t| {
+        accept_queue_ack(t, V4, true)
+    }),
+    Scenario::new("accept-queue-full-ack-abort-v6", |t| {
+        accept_queue_ack(t, V6, true)
+    }),
+    Scenario::new("accept-queue-full-syncookie-ack-v4", |t| {
+        accept_queue_cookie(t, V4)
+    }),
+    Scenario::new("accept-queue-full-syncookie-ack-v6", |t| {
+        accept_queue_cookie(t, V6)
+    }),
+    Scenario::new("syn-queue-full-v4", |t| syn_queue(t, V4)),
+    Scenario::new("syn-queue-full-v6", |t| syn_queue(t, V6)),
+    Scenario::new("syn-backlog-last-quarter-v4", |t| last_quarter(t, V4)),
+    Scenario::new("syn-backlog-last-quarter-v6", |t| last_quarter(t, V6)),
+    Scenario::new("syn-refused-no-route-v4", |t| no_route_back(t, V4)),
+    Scenario::new("syn-refused-no-route-v6", |t| no_route_back(t, V6)),
+    Scenario::new("syn-refused-not-unicast-v4", |t| not_unicast(t, V4)),
+    Scenario::new("syn-refused-not-unicast-v6", |t| not_unicast(t, V6)),
+    Scenario::new("request-killed-by-icmp-v4", |t| killed_by_icmp(t, V4)),
+    Scenario::new("request-killed-by-icmp-v6", |t| killed_by_icmp(t, V6)),
 ];
 
 const PORT: u16 = 8080;
@@ -102,7 +130,7 @@ fn accept_queue_syn(t: &Test, family: IpFamily) -> Result<Outcome> {
     pair.server.sysctl("net.core.somaxconn", "511")?;
     let second = refused(&pair, &before, first, 3)?;
     t.expect(&[Expected::dropped(&pair.server, "accept-queue-full", second)])?;
-    let raised = |drop: &droptrace::diagnose::Drop| drop.evidence.get("somaxconn") == Some(&511.into());
+    let raised = |drop: &Labelled| drop.evidence.get("somaxconn") == Some(&511.into());
     if let Some(seen) = t.drop_where(&pair.server, "accept-queue-full", raised)? {
         seen.evidence("queue_limit", 128)?
             .evidence("limit_from", "application-or-changed-since")?
@@ -114,7 +142,7 @@ fn accept_queue_syn(t: &Test, family: IpFamily) -> Result<Outcome> {
     let connections = fill(&pair, 511)?;
     let third = refused(&pair, &before, second, 4)?;
     t.expect(&[Expected::dropped(&pair.server, "accept-queue-full", third)])?;
-    let restarted = |drop: &droptrace::diagnose::Drop| drop.evidence.get("queue_limit") == Some(&511.into());
+    let restarted = |drop: &Labelled| drop.evidence.get("queue_limit") == Some(&511.into());
     if let Some(seen) = t.drop_where(&pair.server, "accept-queue-full", restarted)? {
         seen.evidence("queue_length", 512)?
             .evidence("somaxconn", 511)?
@@ -125,5 +153,271 @@ fn accept_queue_syn(t: &Test, family: IpFamily) -> Result<Outcome> {
         "ListenOverflows and droptrace: {first} at limit 128, {} after somaxconn was raised, {} at limit 511",
         second - first,
         third - second
+    )))
+}
+
+/// The port number of the n-th client played by hand.
+fn client_port(number: u16) -> u16 {
+    20_000 + number
+}
+
+/// Handshakes whose last ACK finds the queue full: six connections wait, six more have their SYN-ACK, and
+/// the limit of 8 lets nine in.
+fn accept_queue_ack(t: &Test, family: IpFamily, abort: bool) -> Result<Outcome> {
+    const REFUSED: u64 = 3;
+    let wire = Wire::new(t, family)?;
+    wire.netns
+        .sysctl("net.ipv4.tcp_abort_on_overflow", if abort { "1" } else { "0" })?;
+    let listener = listen(&wire.netns, wire.address(PORT), 8)?;
+    let before = Counters::read(&wire.netns)?;
+    let mut clients: Vec<Client> = (0..12)
+        .map(|number| Client::new(wire.peer(client_port(number)), wire.address(PORT), 1000, None))
+        .collect();
+    for client in &mut clients[..6] {
+        client.connect(&wire.tun)?;
+    }
+    wait_until("six waiting connections", || {
+        Ok(accept_queue(&wire.netns, wire.address(PORT))? == 6)
+    })?;
+    for client in &mut clients[6..] {
+        client.syn(&wire.tun)?;
+    }
+    for client in &mut clients[6..] {
+        client.send(&wire.tun, ACK, &[])?;
+    }
+    wait_until("refused ACKs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenOverflows")? >= REFUSED)
+    })?;
+    if abort {
+        for client in &mut clients[9..] {
+            client.take(&wire.tun, RST)?;
+        }
+    }
+    let now = Counters::read(&wire.netns)?;
+    ensure!(
+        now.since(&before, "TcpExtListenOverflows") == REFUSED,
+        "ListenOverflows grew by {}, not {REFUSED}",
+        now.since(&before, "TcpExtListenOverflows")
+    );
+    t.expect(&[if abort {
+        Expected::rejected(&wire.netns, "accept-queue-full", REFUSED)
+    } else {
+        Expected::dropped(&wire.netns, "accept-queue-full", REFUSED)
+    }])?;
+    if let Some(seen) = t.drop(&wire.netns, "accept-queue-full")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .flags(".")?
+            .counter("TcpExtListenOverflows")?
+            .owned_here()?
+            .evidence("stage", "ack")?
+            .evidence("queue_length", 9)?
+            .evidence("queue_limit", 8)?
+            .evidence("abort_on_overflow", abort)?;
+    }
+    drop(listener);
+    Ok(Outcome::Passed(format!(
+        "ListenOverflows and droptrace: {REFUSED}"
+    )))
+}
+
+/// ACKs that bring back a syncookie and find the queue full: the limit of 2 lets three in.
+fn accept_queue_cookie(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const REFUSED: u64 = 2;
+    let wire = Wire::new(t, family)?;
+    wire.netns.sysctl("net.ipv4.tcp_syncookies", "2")?;
+    let listener = listen(&wire.netns, wire.address(PORT), 2)?;
+    let before = Counters::read(&wire.netns)?;
+    let mut clients: Vec<Client> = (0..5)
+        .map(|number| Client::new(wire.peer(client_port(number)), wire.address(PORT), 1000, None))
+        .collect();
+    for client in &mut clients {
+        client.syn(&wire.tun)?;
+    }
+    for client in &mut clients {
+        client.send(&wire.tun, ACK, &[])?;
+    }
+    wait_until("refused ACKs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenOverflows")? >= REFUSED)
+    })?;
+    let now = Counters::read(&wire.netns)?;
+    ensure!(
+        now.since(&before, "TcpExtSyncookiesRecv") == 5
+            && now.since(&before, "TcpExtListenOverflows") == REFUSED,
+        "SyncookiesRecv grew by {}, ListenOverflows by {}",
+        now.since(&before, "TcpExtSyncookiesRecv"),
+        now.since(&before, "TcpExtListenOverflows")
+    );
+    t.expect(&[Expected::dropped(&wire.netns, "accept-queue-full", REFUSED)])?;
+    if let Some(seen) = t.drop(&wire.netns, "accept-queue-full")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .evidence("stage", "syncookie-ack")?
+            .evidence("queue_length", 3)?
+            .evidence("queue_limit", 2)?;
+    }
+    drop(listener);
+    Ok(Outcome::Passed(format!(
+        "ListenOverflows and droptrace: {REFUSED}"
+    )))
+}
+
+/// Ten SYNs without an answer to the SYN-ACK, syncookies off, a limit of 4.
+fn syn_queue(t: &Test, family: IpFamily) -> Result<Outcome> {
+    // At the limit on 5.10, above it later (inet_csk_reqsk_queue_is_full).
+    let refused = if t.kernel() < Kernel(5, 11) { 6 } else { 5 };
+    let wire = Wire::new(t, family)?;
+    wire.netns.sysctl("net.ipv4.tcp_syncookies", "0")?;
+    wire.netns.sysctl("net.ipv4.tcp_max_syn_backlog", "1024")?;
+    let listener = listen(&wire.netns, wire.address(PORT), 4)?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..10 {
+        wire.tun
+            .send(&Segment::syn(wire.peer(client_port(number)), wire.address(PORT), 1).bytes()?)?;
+    }
+    wait_until("refused SYNs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenDrops")? >= refused)
+    })?;
+    let now = Counters::read(&wire.netns)?;
+    let counted = now.since(&before, "TcpExtTCPReqQFullDrop");
+    ensure!(
+        counted == refused && now.since(&before, "TcpExtListenDrops") == refused,
+        "TCPReqQFullDrop grew by {counted}, ListenDrops by {}, not by {refused}",
+        now.since(&before, "TcpExtListenDrops")
+    );
+    t.expect(&[Expected::dropped(&wire.netns, "syn-queue-full", refused)])?;
+    if let Some(seen) = t.drop(&wire.netns, "syn-queue-full")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .flags("S")?
+            .counter("TcpExtTCPReqQFullDrop")?
+            .owned_here()?
+            .evidence("queue_limit", 4)?
+            .evidence("syncookies", 0)?
+            .evidence("syn_queue_length", 10 - refused)?
+            .remedy_says("tcp_syncookies=1")?
+            .remedy_does_not_say("tcp_max_syn_backlog")?;
+    }
+    drop(listener);
+    Ok(Outcome::Passed(format!(
+        "TCPReqQFullDrop and droptrace: {refused}"
+    )))
+}
+
+/// Twenty SYNs of unknown peers with tcp_max_syn_backlog 16: from the fourteenth on less than a quarter is free.
+fn last_quarter(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const REFUSED: u64 = 7;
+    let wire = Wire::new(t, family)?;
+    wire.netns.sysctl("net.ipv4.tcp_syncookies", "0")?;
+    wire.netns.sysctl("net.ipv4.tcp_max_syn_backlog", "16")?;
+    let listener = listen(&wire.netns, wire.address(PORT), 128)?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..20 {
+        wire.tun
+            .send(&Segment::syn(wire.peer(client_port(number)), wire.address(PORT), 1).bytes()?)?;
+    }
+    wait_until("refused SYNs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenDrops")? >= REFUSED)
+    })?;
+    let now = Counters::read(&wire.netns)?;
+    ensure!(
+        now.since(&before, "TcpExtListenDrops") == REFUSED
+            && now.since(&before, "TcpExtTCPReqQFullDrop") == 0,
+        "ListenDrops grew by {}, not {REFUSED}",
+        now.since(&before, "TcpExtListenDrops")
+    );
+    t.expect(&[Expected::dropped(
+        &wire.netns,
+        "syn-backlog-last-quarter",
+        REFUSED,
+    )])?;
+    if let Some(seen) = t.drop(&wire.netns, "syn-backlog-last-quarter")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .evidence("syn_queue_length", 13)?
+            .evidence("max_syn_backlog", 16)?
+            .evidence("syncookies", 0)?
+            .evidence("peer", wire.peer(0).ip().to_string())?
+            .remedy_says("net.ipv4.tcp_max_syn_backlog=")?;
+    }
+    drop(listener);
+    Ok(Outcome::Passed(format!("ListenDrops and droptrace: {REFUSED}")))
+}
+
+/// SYNs from an address that this netns has no route back to.
+fn no_route_back(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const SENT: u64 = 3;
+    let wire = Wire::new(t, family)?;
+    let listener = listen(&wire.netns, wire.address(PORT), 16)?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..SENT as u16 {
+        let stranger = t.at(family, 77, 9, client_port(number));
+        wire.tun
+            .send(&Segment::syn(stranger, wire.address(PORT), 1).bytes()?)?;
+    }
+    wait_until("refused SYNs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenDrops")? >= SENT)
+    })?;
+    t.expect(&[Expected::dropped(&wire.netns, "syn-refused", SENT)])?;
+    if let Some(seen) = t.drop(&wire.netns, "syn-refused")? {
+        seen.goes(t.at(family, 77, 9, 0), wire.address(PORT))?
+            .evidence("stage", "syn")?
+            .evidence("refusal", "no-route")?;
+    }
+    drop(listener);
+    Ok(Outcome::Passed(format!("ListenDrops and droptrace: {SENT}")))
+}
+
+/// SYNs to a broadcast or multicast address that a listener on the any-address takes.
+fn not_unicast(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const SENT: u64 = 3;
+    let wire = Wire::new(t, family)?;
+    let everybody = match family {
+        V4 => t.at(V4, 0, 255, PORT),
+        V6 => SocketAddr::new("ff02::1".parse()?, PORT),
+    };
+    let anywhere = SocketAddr::new(any(everybody.ip()), PORT);
+    let listener = listen(&wire.netns, anywhere, 16)?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..SENT as u16 {
+        wire.tun
+            .send(&Segment::syn(wire.peer(client_port(number)), everybody, 1).bytes()?)?;
+    }
+    wait_until("refused SYNs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenDrops")? >= SENT)
+    })?;
+    t.expect(&[Expected::dropped(&wire.netns, "syn-refused", SENT)])?;
+    if let Some(seen) = t.drop(&wire.netns, "syn-refused")? {
+        seen.goes(wire.peer(0), everybody)?
+            .evidence("stage", "syn")?
+            .evidence("refusal", "not-unicast")?;
+    }
+    drop(listener);
+    Ok(Outcome::Passed(format!("ListenDrops and droptrace: {SENT}")))
+}
+
+/// An ICMP error ends a pending request: ListenDrops grows, yet no packet was lost.
+fn killed_by_icmp(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const KILLED: u64 = 2;
+    let wire = Wire::new(t, family)?;
+    let listener = listen(&wire.netns, wire.address(PORT), 16)?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..KILLED as u16 {
+        let peer = wire.peer(client_port(number));
+        wire.tun
+            .send(&Segment::syn(peer, wire.address(PORT), 1).bytes()?)?;
+        let answer = wire.tun.receive("a SYN-ACK", |packet| {
+            packet.goes(wire.address(PORT), peer) && packet.has(SYN | ACK)
+        })?;
+        wire.tun.send(&fatal_unreachable(
+            peer.ip(),
+            wire.address(PORT).ip(),
+            &answer.bytes,
+        )?)?;
+    }
+    wait_until("ended requests", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenDrops")? >= KILLED)
+    })?;
+    t.expect(&[])?;
+    t.expect_benign(&wire.netns, "request-killed-by-icmp", KILLED)?;
+    drop(listener);
+    Ok(Outcome::Passed(format!(
+        "ListenDrops grew by {KILLED}, droptrace: {KILLED} benign, no loss"
     )))
 }

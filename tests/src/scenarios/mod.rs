@@ -1,12 +1,61 @@
 //! The scenarios, by family of causes.
 
-use crate::Scenario;
+use std::{net::SocketAddr, sync::Arc};
 
+use crate::{IpFamily, Netns, Result, Scenario, Test, Tun};
+
+mod benign;
 mod listener;
+mod netfilter;
+mod routing;
+mod sockets;
+mod source_check;
+mod time_wait;
 
 /// Every scenario.
 pub fn all() -> Vec<Scenario> {
-    [listener::SCENARIOS].concat()
+    [
+        listener::SCENARIOS,
+        time_wait::SCENARIOS,
+        source_check::SCENARIOS,
+        netfilter::SCENARIOS,
+        sockets::SCENARIOS,
+        routing::SCENARIOS,
+        benign::SCENARIOS,
+    ]
+    .concat()
+}
+
+/// One netns with a device whose wire is the test: this netns is host 1 of subnet 0, the peer played by
+/// hand is host 2.
+struct Wire {
+    netns: Arc<Netns>,
+    tun: Tun,
+    address: SocketAddr,
+    peer: SocketAddr,
+}
+
+impl Wire {
+    fn new(t: &Test, family: IpFamily) -> Result<Self> {
+        let netns = t.netns("host")?;
+        let tun = Tun::new(&netns, "wire", &[t.net(family, 0, 1)])?;
+        Ok(Self {
+            netns,
+            tun,
+            address: t.at(family, 0, 1, 0),
+            peer: t.at(family, 0, 2, 0),
+        })
+    }
+
+    /// This netns' address with a port.
+    fn address(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address.ip(), port)
+    }
+
+    /// The peer's address with a port.
+    fn peer(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.peer.ip(), port)
+    }
 }
 
 #[cfg(test)]
@@ -21,5 +70,10 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), count);
         assert!(names.iter().all(|name| name.len() < 200));
+    }
+
+    #[test]
+    fn every_family_of_causes_has_a_scenario_in_the_short_run() {
+        assert!(all().iter().filter(|scenario| scenario.family).count() >= 7);
     }
 }
