@@ -85,7 +85,7 @@ impl Engine {
                 let hook = chain.to_lowercase();
                 netns.nft(&format!(
                     "table inet t {{ chain {hook} {{ type filter hook {hook} priority 0; \
-                     {protocol} dport {PORT} counter {verdict}; }} }}"
+                     {protocol} dport {PORT} counter {verdict}; }}\n}}"
                 ))
             }
         }
