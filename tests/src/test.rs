@@ -16,8 +16,8 @@ use crate::{Netns, Result, trace::Trace};
 
 /// How long a drop may take from the kernel to the totals in an emulated guest.
 const SETTLE: Duration = Duration::from_secs(10);
-/// How long droptrace may take to notice changed IPVS services.
-const SERVICES: Duration = Duration::from_millis(2500);
+/// How long droptrace may take to notice a new namespace, address or IPVS service.
+const KNOWN: Duration = Duration::from_millis(2500);
 /// How long totals must stay as they are to be believed.
 const STILL: Duration = Duration::from_millis(500);
 
@@ -234,14 +234,33 @@ impl Test {
         SocketAddr::new(self.ip(family, subnet, host), port)
     }
 
-    /// Waits until droptrace has read the IPVS services of a netns that were just changed.
+    /// Waits until droptrace knows the addresses, devices and IPVS services that were just made.
     ///
-    /// It looks at them once a second at least.
-    pub fn services_known(&self, _netns: &Netns) -> Result<()> {
+    /// On a real host they are there long before a packet is lost; droptrace looks for new namespaces once
+    /// a second, and at IPVS services every half second.
+    pub fn known(&self) {
         if self.trace.is_some() {
-            thread::sleep(SERVICES);
+            thread::sleep(KNOWN);
         }
-        Ok(())
+    }
+
+    /// Waits until the hooks with these names are attached, such as those of a module that was just loaded.
+    pub fn attached(&self, hooks: &[&str]) -> Result<()> {
+        let Some(trace) = &self.trace else {
+            return Ok(());
+        };
+        trace
+            .wait_for("hooks of a module that was loaded", SETTLE, |so_far| {
+                hooks.iter().all(|hook| {
+                    so_far.coverage.last().is_some_and(|coverage| {
+                        coverage
+                            .hooks
+                            .iter()
+                            .any(|state| state.hook == *hook && state.state == "attached")
+                    })
+                })
+            })
+            .with_context(|| format!("hooks {hooks:?}"))
     }
 
     /// Checks that droptrace counted exactly this, and no other loss, in all netns of this scenario.

@@ -17,15 +17,30 @@ use std::{
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::{Netns, Result, netns::modprobe, packet::Packet};
+use crate::{
+    Netns, Result,
+    netns::modprobe,
+    packet::{Packet, frame},
+};
 
 /// How long an answer of the kernel may take in an emulated guest.
 pub const ANSWER: Duration = Duration::from_secs(5);
+
+/// Hardware address of every TAP device.
+pub const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// Hardware address of the peer that is played by hand.
+pub const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// A hardware address as `ip` takes it.
+pub fn mac(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
+}
 
 /// A TUN (IP packets) or TAP (Ethernet frames) device; it goes when this value goes.
 #[derive(Debug)]
 pub struct Tun {
     name: String,
+    ethernet: bool,
     file: File,
     received: Arc<Received>,
     stop: Arc<AtomicBool>,
@@ -66,6 +81,9 @@ impl Tun {
                 .with_context(|| format!("cannot make the device {name}"))?;
             Ok(file)
         })?;
+        if mode == libc::IFF_TAP {
+            netns.ip(&[&format!("link set {name} address {}", mac(OWN))])?;
+        }
         for address in addresses {
             netns.address(name, address)?;
         }
@@ -80,6 +98,7 @@ impl Tun {
         };
         Ok(Self {
             name: name.to_owned(),
+            ethernet: mode == libc::IFF_TAP,
             file,
             received,
             stop,
@@ -99,6 +118,30 @@ impl Tun {
             .with_context(|| format!("cannot inject {} bytes by {}", bytes.len(), self.name))
     }
 
+    /// Injects an IP packet, in a frame from [`PEER`] where the device wants frames.
+    pub fn send_ip(&self, packet: &[u8]) -> Result<()> {
+        const IPV4: u16 = 0x0800;
+        const IPV6: u16 = 0x86dd;
+        if !self.ethernet {
+            return self.send(packet);
+        }
+        let ethertype = match packet.first() {
+            Some(first) if first >> 4 == 6 => IPV6,
+            _ => IPV4,
+        };
+        self.send(&frame(OWN, PEER, ethertype, packet))
+    }
+
+    /// The IP packet in what was received.
+    fn parse(&self, bytes: &[u8]) -> Option<Packet> {
+        const HEADER: usize = 14;
+        Packet::parse(if self.ethernet {
+            bytes.get(HEADER..)?
+        } else {
+            bytes
+        })
+    }
+
     /// Waits for a packet that the kernel sends by this device and that is wanted; others before it are dropped from memory.
     pub fn receive(&self, what: &str, mut wanted: impl FnMut(&Packet) -> bool) -> Result<Packet> {
         let until = Instant::now() + ANSWER;
@@ -109,7 +152,7 @@ impl Tun {
             .unwrap_or_else(PoisonError::into_inner);
         loop {
             while let Some(frame) = frames.pop_front() {
-                if let Some(packet) = Packet::parse(&frame)
+                if let Some(packet) = self.parse(&frame)
                     && wanted(&packet)
                 {
                     return Ok(packet);

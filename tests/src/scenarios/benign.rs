@@ -12,6 +12,7 @@ use crate::{
     packet::{ACK, Client, FIN, PSH, SYN, frame, udp},
     sockets::{accept, listen},
     test::Kernel,
+    tun::{OWN, PEER},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -106,13 +107,10 @@ fn purge(t: &Test) -> Result<Outcome> {
 fn tap(t: &Test) -> Result<(std::sync::Arc<crate::Netns>, Tun)> {
     let netns = t.netns("host")?;
     let tap = Tun::tap(&netns, "wire", &[t.net(V4, 0, 1)])?;
-    netns.ip(&["link set wire address 02:00:00:00:00:01"])?;
     Ok((netns, tap))
 }
 
-const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 7];
-const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 fn ethertype(t: &Test) -> Result<Outcome> {
     const LOCAL_EXPERIMENTAL: u16 = 0x88b5;

@@ -5,8 +5,12 @@ use std::{net::SocketAddr, sync::Arc};
 use crate::{IpFamily, Netns, Result, Scenario, Test, Tun};
 
 mod benign;
+mod clean;
+mod conntrack;
+mod ipvs;
 mod listener;
 mod netfilter;
+mod robustness;
 mod routing;
 mod sockets;
 mod source_check;
@@ -21,7 +25,11 @@ pub fn all() -> Vec<Scenario> {
         netfilter::SCENARIOS,
         sockets::SCENARIOS,
         routing::SCENARIOS,
+        conntrack::SCENARIOS,
+        ipvs::SCENARIOS,
         benign::SCENARIOS,
+        clean::SCENARIOS,
+        robustness::SCENARIOS,
     ]
     .concat()
 }

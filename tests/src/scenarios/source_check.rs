@@ -69,6 +69,7 @@ fn local_source(t: &Test, holder: &str, kind: &str, remedy: &str) -> Result<Outc
         wire.netns
             .sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0")?;
     }
+    t.known();
     let before = Counters::read(&wire.netns)?;
     let martians = route_cache("in_martian_src")?;
     for number in 0..SENT as u16 {
@@ -108,13 +109,13 @@ fn accept_local(t: &Test) -> Result<Outcome> {
     ])?;
     crate::netns::modprobe("ip_vs_rr")?;
     wire.netns.run(&format!("ipvsadm -A -t {}:443 -s rr", vip.ip()))?;
-    t.services_known(&wire.netns)?;
     for device in ["all", "wire"] {
         wire.netns
             .sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0")?;
     }
     wire.netns.sysctl("net.ipv4.conf.wire.accept_local", "1")?;
     let listener = listen(&wire.netns, wire.address(PORT), 16)?;
+    t.known();
     let before = Counters::read(&wire.netns)?;
     for number in 0..SENT as u16 {
         let mut source = vip;

@@ -1,0 +1,356 @@
+//! Connection tracking: clashes, exhausted ports, a full table.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use nfq::{Message, Queue, Verdict};
+
+use super::Wire;
+use crate::{
+    Counters, Expected, IpFamily,
+    IpFamily::{V4, V6},
+    Netns, Outcome, Result, Scenario, Test, Tun,
+    counters::grown,
+    netns::{modprobe, read_sysctl, sysctl},
+    packet::{ACK, Client, SYN, Segment, udp},
+    sockets::{accept, listen, wait_until},
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario::new("conntrack-insert-race-tcp-v4", |t| race(t, V4, Transport::Tcp)).family(),
+    Scenario::new("conntrack-insert-race-tcp-v6", |t| race(t, V6, Transport::Tcp)),
+    Scenario::new("conntrack-insert-race-udp-v4", |t| race(t, V4, Transport::Udp)),
+    Scenario::new("conntrack-insert-race-udp-v6", |t| race(t, V6, Transport::Udp)),
+    Scenario::new("conntrack-nat-exhausted-v4", |t| exhausted(t, V4)),
+    Scenario::new("conntrack-nat-exhausted-v6", |t| exhausted(t, V6)),
+    Scenario::new("conntrack-clash-resolved-dns-v4", |t| dns(t, V4)),
+    Scenario::new("conntrack-clash-resolved-dns-v6", |t| dns(t, V6)),
+    Scenario::new("conntrack-table-full-v4", |t| table_full(t, V4)).alone(),
+    Scenario::new("conntrack-table-full-v6", |t| table_full(t, V6)).alone(),
+];
+
+const QUEUE: u16 = 7;
+const PAIRS: u16 = 3;
+
+/// A router: clients are hosts of subnet 0 behind `inside`, servers are hosts of subnet 1 behind `outside`.
+struct Router {
+    netns: Arc<Netns>,
+    inside: Tun,
+    outside: Tun,
+    family: IpFamily,
+}
+
+impl Router {
+    fn new(t: &Test, family: IpFamily) -> Result<Self> {
+        modprobe("nf_conntrack")?;
+        let netns = t.netns("router")?;
+        let inside = Tun::new(&netns, "inside", &[t.net(family, 0, 1)])?;
+        let outside = Tun::new(&netns, "outside", &[t.net(family, 1, 1)])?;
+        netns.sysctl("net.ipv4.ip_forward", "1")?;
+        netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+        Ok(Self {
+            netns,
+            inside,
+            outside,
+            family,
+        })
+    }
+
+    /// The word of nft for this family.
+    fn table(&self) -> &'static str {
+        match self.family {
+            V4 => "ip",
+            V6 => "ip6",
+        }
+    }
+
+    /// Translates the source of what leaves by `outside`.
+    fn translate_source(&self, to: &str) -> Result<()> {
+        self.netns.nft(&format!(
+            "table {} nat {{ chain post {{ type nat hook postrouting priority 100; oifname \"outside\" snat to {to}; }}\n}}",
+            self.table()
+        ))
+    }
+
+    /// Holds what leaves by `outside` after NAT has chosen and before the entry is confirmed.
+    fn hold(&self) -> Result<Held> {
+        modprobe("nfnetlink_queue")?;
+        let queue = self.netns.enter(|| {
+            let mut queue = Queue::open().context("cannot open an NFQUEUE socket")?;
+            queue.bind(QUEUE).context("cannot bind the NFQUEUE")?;
+            queue.set_nonblocking(true);
+            Ok(queue)
+        })?;
+        self.netns.nft(&format!(
+            "table {} hold {{ chain post {{ type filter hook postrouting priority 200; oifname \"outside\" \
+             meta l4proto {{ tcp, udp }} queue num {QUEUE}; }}\n}}",
+            self.table()
+        ))?;
+        Ok(Held { queue })
+    }
+}
+
+/// Packets held in an NFQUEUE.
+struct Held {
+    queue: Queue,
+}
+
+impl Held {
+    /// Waits for the next held packet.
+    fn next(&mut self) -> Result<Message> {
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            match self.queue.recv() {
+                Ok(message) => return Ok(message),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    ensure!(Instant::now() < until, "no packet was queued within five seconds");
+                    thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => bail!("cannot read the NFQUEUE: {error}"),
+            }
+        }
+    }
+
+    fn release(&mut self, mut message: Message) -> Result<()> {
+        message.set_verdict(Verdict::Accept);
+        self.queue
+            .verdict(message)
+            .context("cannot release a held packet")
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    fn first(self, src: SocketAddr, dst: SocketAddr) -> Result<Vec<u8>> {
+        match self {
+            Self::Tcp => Segment::syn(src, dst, 1).bytes(),
+            Self::Udp => udp(src, dst, b"hello"),
+        }
+    }
+}
+
+/// First packets of two clients that SNAT gives the same port, held until both have it.
+fn race(t: &Test, family: IpFamily, transport: Transport) -> Result<Outcome> {
+    let router = Router::new(t, family)?;
+    let nat = t.ip(family, 1, 1);
+    router.translate_source(&nat.to_string())?;
+    let mut held = router.hold()?;
+    t.attached(&["nf_ct_resolve_clash"])?;
+    let before = Counters::read(&router.netns)?;
+    let server = t.at(family, 1, 9, 8080);
+    for number in 0..PAIRS {
+        let [winner, loser] = [2, 3].map(|host| t.at(family, 0, host, 5000 + number));
+        router.inside.send(&transport.first(winner, server)?)?;
+        let first = held.next()?;
+        router.inside.send(&transport.first(loser, server)?)?;
+        let second = held.next()?;
+        held.release(first)?;
+        router
+            .outside
+            .receive("the winner's packet", |packet| packet.dst == server)?;
+        held.release(second)?;
+    }
+    wait_until("lost inserts", || {
+        Ok(grown(&router.netns, &before, "conntrack:insert_failed")? >= u64::from(PAIRS))
+    })?;
+    let failed = grown(&router.netns, &before, "conntrack:insert_failed")?;
+    ensure!(
+        failed == u64::from(PAIRS),
+        "insert_failed grew by {failed}, not {PAIRS}"
+    );
+    t.expect(&[Expected::dropped(&router.netns, "conntrack-insert-race", failed)])?;
+    let loser = t.at(family, 0, 3, 5000);
+    if let Some(seen) = t.drop_where(&router.netns, "conntrack-insert-race", |drop| {
+        drop.sport == Some(5000)
+            || drop
+                .evidence
+                .get("loser_original")
+                .is_some_and(|tuple| tuple == &format!("{loser} > {server}"))
+    })? {
+        let reply = format!("{server} > {}", SocketAddr::new(nat, 5000));
+        seen.counter("insert_failed")?
+            .evidence("nat", "source")?
+            .evidence("loser_original", format!("{loser} > {server}"))?
+            .evidence("loser_reply", reply.clone())?
+            .evidence(
+                "winner_original",
+                format!("{} > {server}", t.at(family, 0, 2, 5000)),
+            )?
+            .evidence("winner_reply", reply)?
+            .evidence("same_flow", false)?
+            .has_evidence("winner_state")?
+            .remedy_says("random")?;
+    }
+    Ok(Outcome::Passed(format!("insert_failed and droptrace: {failed}")))
+}
+
+/// One port for source NAT, held by an established connection.
+fn exhausted(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const REFUSED: u64 = 3;
+    let router = Router::new(t, family)?;
+    let nat = SocketAddr::new(t.ip(family, 1, 1), 40_000);
+    router.translate_source(&nat.to_string())?;
+    t.attached(&["nf_ct_resolve_clash"])?;
+    let server = t.at(family, 1, 9, 8080);
+    let holder = t.at(family, 0, 2, 5000);
+    // The holder shakes hands, so that its entry is ASSURED.
+    router.inside.send(&Segment::syn(holder, server, 1).bytes()?)?;
+    router.outside.receive("the holder's SYN", |packet| {
+        packet.goes(nat, server) && packet.has(SYN)
+    })?;
+    let mut answer = Segment::syn(server, nat, 100).flags(SYN | ACK);
+    answer.acknowledged = 2;
+    router.outside.send(&answer.bytes()?)?;
+    router
+        .inside
+        .receive("the holder's SYN-ACK", |packet| packet.goes(server, holder))?;
+    let mut last = Segment::syn(holder, server, 2).flags(ACK);
+    last.acknowledged = 101;
+    router.inside.send(&last.bytes()?)?;
+    router
+        .outside
+        .receive("the holder's ACK", |packet| packet.goes(nat, server))?;
+    let before = Counters::read(&router.netns)?;
+    for number in 0..REFUSED as u16 {
+        let late = t.at(family, 0, 3, 6000 + number);
+        router.inside.send(&Segment::syn(late, server, 1).bytes()?)?;
+    }
+    wait_until("lost inserts", || {
+        Ok(grown(&router.netns, &before, "conntrack:insert_failed")? >= REFUSED)
+    })?;
+    let failed = grown(&router.netns, &before, "conntrack:insert_failed")?;
+    ensure!(failed == REFUSED, "insert_failed grew by {failed}, not {REFUSED}");
+    t.expect(&[Expected::dropped(
+        &router.netns,
+        "conntrack-nat-exhausted",
+        REFUSED,
+    )])?;
+    if let Some(seen) = t.drop(&router.netns, "conntrack-nat-exhausted")? {
+        ensure!(
+            seen.0
+                .evidence
+                .get("winner_state")
+                .and_then(|state| state.as_str())
+                .is_some_and(|state| state.contains("ASSURED") && state.contains("ESTABLISHED")),
+            "the winner's state is not ESTABLISHED ASSURED: {seen}"
+        );
+        seen.counter("insert_failed")?
+            .evidence("nat", "source")?
+            .evidence("winner_original", format!("{holder} > {server}"))?
+            .evidence("winner_reply", format!("{server} > {nat}"))?;
+    }
+    Ok(Outcome::Passed(format!("insert_failed and droptrace: {failed}")))
+}
+
+/// Two queries of one socket that DNAT sends to two servers: the kernel keeps both.
+fn dns(t: &Test, family: IpFamily) -> Result<Outcome> {
+    let router = Router::new(t, family)?;
+    let service = t.at(family, 5, 5, 53);
+    let servers = [t.at(family, 1, 8, 53), t.at(family, 1, 9, 53)];
+    router.netns.nft(&format!(
+        "table {} nat {{ chain pre {{ type nat hook prerouting priority -100; udp dport 53 \
+         dnat to numgen inc mod 2 map {{ 0 : {}, 1 : {} }}; }}\n}}",
+        router.table(),
+        servers[0].ip(),
+        servers[1].ip()
+    ))?;
+    let mut held = router.hold()?;
+    t.attached(&["nf_ct_resolve_clash"])?;
+    let before = Counters::read(&router.netns)?;
+    for number in 0..PAIRS {
+        let client = t.at(family, 0, 2, 5000 + number);
+        router.inside.send(&udp(client, service, b"A?")?)?;
+        let first = held.next()?;
+        router.inside.send(&udp(client, service, b"AAAA?")?)?;
+        let second = held.next()?;
+        held.release(first)?;
+        held.release(second)?;
+        for data in [&b"A?"[..], &b"AAAA?"[..]] {
+            router.outside.receive("both queries", |packet| {
+                packet.data == data && servers.contains(&packet.dst)
+            })?;
+        }
+    }
+    let now = Counters::read(&router.netns)?;
+    let (resolved, failed) = (
+        now.since(&before, "conntrack:clashres"),
+        now.since(&before, "conntrack:insert_failed"),
+    );
+    ensure!(
+        resolved == u64::from(PAIRS) && failed == 0,
+        "clash_resolve grew by {resolved}, insert_failed by {failed}"
+    );
+    t.expect_benign(&router.netns, "conntrack-clash-resolved", resolved)?;
+    t.expect(&[])?;
+    Ok(Outcome::Passed(format!(
+        "clash_resolve grew by {resolved}, no loss"
+    )))
+}
+
+/// Puts a setting back.
+struct Restore {
+    name: &'static str,
+    value: String,
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        if let Err(error) = sysctl(self.name, &self.value) {
+            eprintln!("cannot put {} back to {}: {error:#}", self.name, self.value);
+        }
+    }
+}
+
+/// Ten established connections and room for ten entries.
+fn table_full(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const MAX: &str = "net.netfilter.nf_conntrack_max";
+    const REFUSED: u64 = 4;
+    modprobe("nf_conntrack")?;
+    let wire = Wire::new(t, family)?;
+    wire.netns.nft(
+        "table inet t { chain input { type filter hook input priority 0; ct state new counter accept; }\n}",
+    )?;
+    t.attached(&["early_drop"])?;
+    let listener = listen(&wire.netns, wire.address(8080), 64)?;
+    let mut connections = Vec::new();
+    for number in 0..10 {
+        let mut client = Client::new(wire.peer(5000 + number), wire.address(8080), 1000, None);
+        client.connect(&wire.tun)?;
+        connections.push(accept(&listener)?);
+    }
+    let _restore = Restore {
+        name: MAX,
+        value: read_sysctl(MAX)?,
+    };
+    sysctl(MAX, "10")?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..REFUSED as u16 {
+        wire.tun
+            .send(&Segment::syn(wire.peer(6000 + number), wire.address(8080), 1).bytes()?)?;
+    }
+    wait_until("refused flows", || {
+        Ok(grown(&wire.netns, &before, "conntrack:drop")? >= REFUSED)
+    })?;
+    let refused = grown(&wire.netns, &before, "conntrack:drop")?;
+    ensure!(refused == REFUSED, "drop grew by {refused}, not {REFUSED}");
+    t.expect(&[Expected::dropped(&wire.netns, "conntrack-table-full", REFUSED)])?;
+    if let Some(seen) = t.drop(&wire.netns, "conntrack-table-full")? {
+        seen.goes(wire.peer(0), wire.address(8080))?
+            .flags("S")?
+            .evidence("max", 10)?
+            .has_evidence("count")?
+            .remedy_says("nf_conntrack_max")?;
+    }
+    drop((connections, listener));
+    Ok(Outcome::Passed(format!("drop and droptrace: {REFUSED}")))
+}

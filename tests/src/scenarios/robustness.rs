@@ -1,0 +1,483 @@
+//! Hidden symbols, modules that come and go, bad input, violent ends, captures.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::Read,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use droptrace::diagnose::{Drop as Labelled, Record, Verdict};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::signal::Signal,
+};
+
+use super::Wire;
+use crate::{
+    Expected,
+    IpFamily::V4,
+    Outcome, Result, Scenario, Test, Tun,
+    netns::{modprobe, run},
+    packet::{RST, Segment, udp},
+    sockets::{listen, wait_until},
+    trace::{PROGRAM, Trace},
+};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario::new("hidden-symbol", hidden_symbol).alone().family(),
+    Scenario::new("late-module-ip-vs", late_module).alone(),
+    Scenario::new("kill-leaves-nothing", kill_leaves_nothing).alone(),
+    Scenario::new("interrupt-leaves-nothing", interrupt_leaves_nothing).alone(),
+    Scenario::new("capture-and-show", capture_and_show)
+        .alone()
+        .family(),
+    Scenario::new("bad-input", bad_input).alone(),
+];
+
+const NO_DROPTRACE: &str = "needs droptrace";
+
+/// Limit 0, one connection waits, then this many SYNs are refused.
+fn overflow(wire: &Wire, refused: u16) -> Result<socket2::Socket> {
+    let listener = listen(&wire.netns, wire.address(8080), 0)?;
+    let mut client = crate::packet::Client::new(wire.peer(4000), wire.address(8080), 1000, None);
+    // A limit of 0 leaves no room in the SYN queue of some kernels, but cookies are on.
+    client.connect(&wire.tun)?;
+    wait_until("a waiting connection", || {
+        Ok(crate::sockets::accept_queue(&wire.netns, wire.address(8080))? == 1)
+    })?;
+    for number in 0..refused {
+        wire.tun
+            .send(&Segment::syn(wire.peer(5000 + number), wire.address(8080), 1).bytes()?)?;
+    }
+    Ok(listener)
+}
+
+/// SYNs to a port that nobody has.
+fn closed_port(wire: &Wire, sent: u16) -> Result<()> {
+    for number in 0..sent {
+        wire.tun
+            .send(&Segment::syn(wire.peer(6000 + number), wire.address(9), 1).bytes()?)?;
+        wire.tun.receive("a RST", |packet| {
+            packet.dst == wire.peer(6000 + number) && packet.has(RST)
+        })?;
+    }
+    Ok(())
+}
+
+/// A symbol that cannot be hooked costs only the causes that it serves, and coverage names them.
+fn hidden_symbol(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let wire = Wire::new(t, V4)?;
+    let trace = Trace::start(&["--hide-symbol", "tcp_conn_request"])?;
+    let gaps: BTreeSet<String> = trace.look(|so_far| {
+        so_far
+            .coverage
+            .last()
+            .map(|coverage| coverage.gaps.iter().map(|gap| gap.cause.clone()).collect())
+            .unwrap_or_default()
+    });
+    for cause in [
+        "accept-queue-full",
+        "syn-queue-full",
+        "syn-backlog-last-quarter",
+        "syn-refused",
+    ] {
+        ensure!(
+            gaps.contains(cause),
+            "coverage does not name {cause}: it names {gaps:?}"
+        );
+    }
+    for cause in ["no-socket", "netfilter-rule", "paws-timewait", "local-source"] {
+        ensure!(!gaps.contains(cause), "coverage gives up {cause}: {gaps:?}");
+    }
+    t.known();
+    let listener = overflow(&wire, 3)?;
+    closed_port(&wire, 4)?;
+    // The droptrace with all hooks sees both.
+    t.expect(&[
+        Expected::dropped(&wire.netns, "accept-queue-full", 3),
+        Expected::rejected(&wire.netns, "no-socket", 4),
+    ])?;
+    let mut seen = BTreeMap::new();
+    for count in trace.counts()?.causes {
+        if count.netns == wire.netns.inode() && !count.benign {
+            *seen.entry(count.cause).or_insert(0) += count.packets;
+        }
+    }
+    ensure!(
+        seen == BTreeMap::from([("no-socket".to_owned(), 4)]),
+        "without tcp_conn_request droptrace counted {seen:?}, not 4 no-socket"
+    );
+    trace.stop()?;
+    drop(listener);
+    Ok(Outcome::Passed(format!(
+        "coverage names {gaps:?}; 4 no-socket still seen"
+    )))
+}
+
+/// ip_vs is loaded after the start, unloaded, and loaded again.
+fn late_module(t: &Test) -> Result<Outcome> {
+    let Some(trace) = t.trace() else {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    };
+    let state = || -> Option<String> {
+        trace.look(|so_far| {
+            let hooks = &so_far.coverage.last()?.hooks;
+            let hook = hooks.iter().find(|hook| hook.hook == "ip_vs_leave")?;
+            Some(hook.state.clone())
+        })
+    };
+    let mut expected = Vec::new();
+    for round in ["first", "second"] {
+        // Earlier scenarios may have left it loaded; namespaces that used it are being removed.
+        wait_until("ip_vs to be unloaded", || {
+            if Path::new("/sys/module/ip_vs").exists() {
+                // Refused while in use.
+                let _ = run("modprobe -r ip_vs_rr ip_vs");
+            }
+            Ok(!Path::new("/sys/module/ip_vs").exists())
+        })?;
+        wait_until("coverage to say that ip_vs is gone", || {
+            Ok(state().as_deref() == Some("waiting"))
+        })
+        .with_context(|| format!("{round} time: ip_vs_leave is {:?}", state()))?;
+        modprobe("ip_vs_rr")?;
+        t.attached(&["ip_vs_leave"])?;
+        let netns = t.netns(round)?;
+        let wire = Tun::new(&netns, "wire", &[t.net(V4, 0, 1)])?;
+        let service = t.at(V4, 0, 1, 80);
+        netns.run(&format!("ipvsadm -A -t {service} -s rr"))?;
+        for number in 0..3 {
+            let client = t.at(V4, 0, 2 + number, 5000);
+            wire.send(&Segment::syn(client, service, 1).bytes()?)?;
+        }
+        expected.push(Expected::rejected(&netns, "ipvs-no-destination", 3));
+        t.expect(&expected)?;
+        // An unused ip_vs can be unloaded again.
+        netns.run("ipvsadm -C")?;
+    }
+    Ok(Outcome::Passed(format!(
+        "loaded twice after the start, {} drops seen",
+        3 * expected.len()
+    )))
+}
+
+/// Ids of the BPF programs and maps in the kernel.
+fn bpf_objects() -> Result<(BTreeSet<u32>, BTreeSet<u32>)> {
+    let programs = aya::programs::loaded_programs()
+        .map(|program| program.map(|program| program.id()))
+        .collect::<std::result::Result<_, _>>()
+        .context("cannot list BPF programs")?;
+    let maps = aya::maps::loaded_maps()
+        .map(|map| map.map(|map| map.id()))
+        .collect::<std::result::Result<_, _>>()
+        .context("cannot list BPF maps")?;
+    Ok((programs, maps))
+}
+
+/// Nothing in the kernel but what was there before; it is freed a moment after the process.
+fn nothing_left(before: &(BTreeSet<u32>, BTreeSet<u32>)) -> Result<()> {
+    wait_until("programs and maps to be gone", || {
+        let now = bpf_objects()?;
+        Ok(now.0.is_subset(&before.0) && now.1.is_subset(&before.1))
+    })
+}
+
+/// `kill -9` in the midst of a run.
+fn kill_leaves_nothing(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let before = bpf_objects()?;
+    let trace = Trace::start(&[])?;
+    let during = bpf_objects()?;
+    let programs = during.0.difference(&before.0).count();
+    ensure!(programs > 0, "a running droptrace has no BPF program");
+    trace.kill()?;
+    nothing_left(&before)?;
+    Ok(Outcome::Passed(format!(
+        "{programs} programs and {} maps gone",
+        during.1.difference(&before.1).count()
+    )))
+}
+
+/// SIGINT ends a run cleanly, with a summary and exit status 0.
+fn interrupt_leaves_nothing(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let before = bpf_objects()?;
+    let trace = Trace::start(&["--netns", "/proc/1/ns/net"])?;
+    let (status, said) = trace.stop()?;
+    ensure!(status.success(), "it ended with {status}");
+    let summary = said.summary.context("it gave no summary")?;
+    ensure!(
+        summary.ended == "interrupted",
+        "the summary says it ended by {}",
+        summary.ended
+    );
+    ensure!(
+        said.unreadable.is_empty(),
+        "lines that are no record: {:?}",
+        said.unreadable
+    );
+    nothing_left(&before)?;
+    Ok(Outcome::Passed(
+        "exit status 0, a summary, nothing left".to_owned(),
+    ))
+}
+
+/// What must be equal in `live` and `show`.
+fn label(drop: &Labelled) -> (String, Verdict, String) {
+    (
+        drop.cause.clone(),
+        drop.verdict,
+        format!(
+            "{:?}:{:?} > {:?}:{:?} {:?} {} {:?}",
+            drop.src,
+            drop.sport,
+            drop.dst,
+            drop.dport,
+            drop.flags,
+            serde_json::to_string(&drop.evidence).unwrap_or_default(),
+            drop.netns
+        ),
+    )
+}
+
+/// A capture gives the labels that live gave.
+fn capture_and_show(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let wire = Wire::new(t, V4)?;
+    let file = Path::new("/tmp/scenario.pcapng");
+    let mut capture = Command::new(PROGRAM)
+        .args(["capture", "-o"])
+        .arg(file)
+        .args(["--netns", wire.netns.name()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start droptrace capture")?;
+    // The file holds the coverage block once all hooks are attached.
+    wait_until("a capture that has begun", || {
+        Ok(fs::metadata(file).is_ok_and(|found| found.len() > 500))
+    })?;
+    thread::sleep(Duration::from_millis(500));
+    t.known();
+    let listener = overflow(&wire, 3)?;
+    closed_port(&wire, 4)?;
+    for number in 0..2 {
+        wire.tun
+            .send(&udp(wire.peer(7000 + number), wire.address(9), b"hello")?)?;
+    }
+    t.expect(&[
+        Expected::dropped(&wire.netns, "accept-queue-full", 3),
+        Expected::rejected(&wire.netns, "no-socket", 6),
+    ])?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(capture.id() as i32), Signal::SIGINT)?;
+    let ended = capture.wait()?;
+    ensure!(ended.success(), "capture ended with {ended}");
+    let shown = Command::new(PROGRAM)
+        .arg("show")
+        .arg("--json")
+        .arg(file)
+        .output()?;
+    ensure!(
+        shown.status.success(),
+        "show ended with {}: {}",
+        shown.status,
+        String::from_utf8_lossy(&shown.stderr)
+    );
+    let mut captured: Vec<_> = String::from_utf8_lossy(&shown.stdout)
+        .lines()
+        .filter_map(|line| match serde_json::from_str(line) {
+            Ok(Record::Drop(drop)) if !drop.benign => Some(label(&drop)),
+            _ => None,
+        })
+        .collect();
+    let mut live: Vec<_> = ["accept-queue-full", "no-socket"]
+        .iter()
+        .flat_map(|cause| t.drops(&wire.netns, cause))
+        .map(|drop| label(&drop))
+        .collect();
+    captured.sort();
+    live.sort();
+    ensure!(live.len() == 9, "live gave {} full events, not 9", live.len());
+    ensure!(captured == live, "show gives {captured:?}, live gave {live:?}");
+    drop(listener);
+    truncated(file)?;
+    fs::remove_file(file)?;
+    Ok(Outcome::Passed(
+        "9 drops, equal in live and show; cut files are read".to_owned(),
+    ))
+}
+
+/// A capture cut anywhere gives what is whole, or one clear line; never a panic.
+fn truncated(file: &Path) -> Result<()> {
+    let whole = fs::read(file)?;
+    let cut = Path::new("/tmp/cut.pcapng");
+    for part in 0..8 {
+        let length = whole.len() * part / 8 + part % 3;
+        fs::write(cut, &whole[..length.min(whole.len())])?;
+        let output = Command::new(PROGRAM)
+            .arg("show")
+            .arg("--json")
+            .arg(cut)
+            .output()?;
+        clear(&output, &[0, 1], &format!("a capture cut after {length} bytes"))?;
+    }
+    fs::remove_file(cut)?;
+    Ok(())
+}
+
+/// Checks that a run ended with one of these statuses, without a panic, and with one line that says what to do.
+fn clear(output: &Output, statuses: &[i32], what: &str) -> Result<()> {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let status = output
+        .status
+        .code()
+        .with_context(|| format!("{what}: ended by {}", output.status))?;
+    ensure!(
+        statuses.contains(&status),
+        "{what}: exit status {status}, not {statuses:?}: {errors}"
+    );
+    ensure!(!errors.contains("panicked"), "{what}: it panicked: {errors}");
+    if status != 0 {
+        ensure!(
+            errors.lines().count() == 1,
+            "{what}: {} lines on standard error, not one: {errors}",
+            errors.lines().count()
+        );
+        ensure!(errors.contains("next:"), "{what}: no next step: {errors}");
+    }
+    Ok(())
+}
+
+/// Runs droptrace for at most twenty seconds.
+fn droptrace(arguments: &[&str], change: impl FnOnce(&mut Command)) -> Result<Output> {
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    change(&mut command);
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot start {PROGRAM} {arguments:?}"))?;
+    let until = Instant::now() + Duration::from_secs(20);
+    while child.try_wait()?.is_none() {
+        if Instant::now() > until {
+            child.kill()?;
+            child.wait()?;
+            bail!("droptrace {arguments:?} did not end within twenty seconds");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(child.wait_with_output()?)
+}
+
+/// Runs droptrace where something was taken away; the thread, and with it its mount namespace, ends afterwards.
+fn droptrace_without(what: &'static str, arguments: &'static [&'static str]) -> Result<Output> {
+    thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("cannot make a mount namespace")?;
+        mount(
+            None::<&str>,
+            "/",
+            None::<&str>,
+            MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+            None::<&str>,
+        )
+        .context("cannot make mounts private")?;
+        mount(Some("none"), what, Some("tmpfs"), MsFlags::empty(), None::<&str>)
+            .with_context(|| format!("cannot cover {what}"))?;
+        droptrace(arguments, |_| {})
+    })
+    .join()
+    .map_err(|_| anyhow::anyhow!("the thread panicked"))?
+}
+
+/// Each kind of bad input gives one clear line, the right exit status, and leaves nothing attached.
+fn bad_input(t: &Test) -> Result<Outcome> {
+    const LIVE: &[&str] = &["live", "--json", "--for", "1s"];
+    const NOBODY: u32 = 65_534;
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let before = bpf_objects()?;
+    let usage: &[(&str, &[&str])] = &[
+        ("unknown slug", &["live", "--cause", "no-such-cause"]),
+        ("unknown slug of explain", &["explain", "no-such-cause"]),
+        ("bad duration", &["live", "--for", "soon"]),
+        ("unknown option", &["live", "--no-such-option"]),
+        ("port out of range", &["live", "--port", "70000"]),
+    ];
+    for (what, arguments) in usage {
+        clear(&droptrace(arguments, |_| {})?, &[2], what)?;
+    }
+    // Whether a name that does not exist is a wrong command line or a failure is a matter of taste.
+    let absent: &[(&str, &[&str])] = &[
+        (
+            "unknown netns",
+            &["live", "--json", "--netns", "no-such-netns", "--for", "1s"],
+        ),
+        (
+            "unknown pid",
+            &["live", "--json", "--pid", "4194303", "--for", "1s"],
+        ),
+    ];
+    for (what, arguments) in absent {
+        clear(&droptrace(arguments, |_| {})?, &[1, 2], what)?;
+    }
+    fs::write("/tmp/empty.pcapng", b"")?;
+    let mut noise = vec![0; 4096];
+    File::open("/dev/urandom")?.read_exact(&mut noise)?;
+    fs::write("/tmp/noise.pcapng", &noise)?;
+    let files: &[(&str, &[&str])] = &[
+        ("missing capture", &["show", "/tmp/no-such-file.pcapng"]),
+        ("empty capture", &["show", "/tmp/empty.pcapng"]),
+        ("random bytes", &["show", "/tmp/noise.pcapng"]),
+        (
+            "a folder as output",
+            &["live", "--json", "-o", "/tmp", "--for", "1s"],
+        ),
+    ];
+    for (what, arguments) in files {
+        clear(&droptrace(arguments, |_| {})?, &[1], what)?;
+    }
+    let not_root = droptrace(LIVE, |command| {
+        command.uid(NOBODY).gid(NOBODY);
+    })?;
+    clear(&not_root, &[1], "not root")?;
+    let refused = Command::new("setpriv")
+        .args(["--bounding-set", "-all", "--inh-caps", "-all", PROGRAM])
+        .args(LIVE)
+        .output()
+        .context("cannot start setpriv")?;
+    clear(&refused, &[1], "BPF refused")?;
+    clear(&droptrace_without("/sys/kernel/btf", LIVE)?, &[1], "no BTF")?;
+    let closed_pipe = Command::new("bash")
+        .args(["-c", "set -o pipefail; droptrace explain | true"])
+        .output()?;
+    ensure!(
+        !String::from_utf8_lossy(&closed_pipe.stderr).contains("panicked"),
+        "a closed pipe makes it panic"
+    );
+    nothing_left(&before)?;
+    Ok(Outcome::Passed(format!(
+        "{} kinds of bad input, nothing left attached",
+        usage.len() + absent.len() + files.len() + 4
+    )))
+}
