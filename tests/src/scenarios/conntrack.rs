@@ -2,13 +2,17 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Barrier},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
 use nfq::{Message, Queue, Verdict};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
 
 use super::Wire;
 use crate::{
@@ -28,8 +32,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("conntrack-insert-race-udp-v6", |t| race(t, V6, Transport::Udp)),
     Scenario::new("conntrack-nat-exhausted-v4", |t| exhausted(t, V4)),
     Scenario::new("conntrack-nat-exhausted-v6", |t| exhausted(t, V6)),
-    Scenario::new("conntrack-clash-resolved-dns-v4", |t| dns(t, V4)),
-    Scenario::new("conntrack-clash-resolved-dns-v6", |t| dns(t, V6)),
+    Scenario::new("conntrack-clash-resolved-dns-v4", |t| dns(t, V4)).alone(),
+    Scenario::new("conntrack-clash-resolved-dns-v6", |t| dns(t, V6)).alone(),
     Scenario::new("conntrack-table-full-v4", |t| table_full(t, V4)).alone(),
     Scenario::new("conntrack-table-full-v6", |t| table_full(t, V6)).alone(),
 ];
@@ -72,7 +76,8 @@ impl Router {
     /// Translates the source of what leaves by `outside`.
     fn translate_source(&self, to: &str) -> Result<()> {
         self.netns.nft(&format!(
-            "table {} nat {{ chain post {{ type nat hook postrouting priority 100; oifname \"outside\" snat to {to}; }}\n}}",
+            "table {} nat {{ chain post {{ type nat hook postrouting priority 100; oifname \"outside\" \
+             meta l4proto {{ tcp, udp }} snat to {to}; }}\n}}",
             self.table()
         ))
     }
@@ -253,33 +258,59 @@ fn exhausted(t: &Test, family: IpFamily) -> Result<Outcome> {
 }
 
 /// Two queries of one socket that DNAT sends to two servers: the kernel keeps both.
+///
+/// They come on two CPUs at once, and a long chain between NAT and confirmation gives them time to clash.
+/// An NFQUEUE would not do: up to 6.1 its reinjection looks the entry up again (nf_conntrack_update,
+/// net/netfilter/nf_conntrack_core.c) and finds the first query's.
 fn dns(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const ATTEMPTS: u16 = 60;
+    const RULES: usize = 1500;
     let router = Router::new(t, family)?;
     let service = t.at(family, 5, 5, 53);
     let servers = [t.at(family, 1, 8, 53), t.at(family, 1, 9, 53)];
     router.netns.nft(&format!(
-        "table {} nat {{ chain pre {{ type nat hook prerouting priority -100; udp dport 53 \
-         dnat to numgen inc mod 2 map {{ 0 : {}, 1 : {} }}; }}\n}}",
+        "table {0} nat {{ chain pre {{ type nat hook prerouting priority -100; udp dport 53 \
+         dnat to numgen inc mod 2 map {{ 0 : {1}, 1 : {2} }}; }}\n}}\n\
+         table {0} slow {{ chain post {{ type filter hook postrouting priority 200;\n{3}}}\n}}",
         router.table(),
         servers[0].ip(),
-        servers[1].ip()
+        servers[1].ip(),
+        "meta mark 0x12345 accept\n".repeat(RULES)
     ))?;
-    let mut held = router.hold()?;
     t.attached(&["nf_ct_resolve_clash"])?;
     let before = Counters::read(&router.netns)?;
-    for number in 0..PAIRS {
-        let client = t.at(family, 0, 2, 5000 + number);
-        router.inside.send(&udp(client, service, b"A?")?)?;
-        let first = held.next()?;
-        router.inside.send(&udp(client, service, b"AAAA?")?)?;
-        let second = held.next()?;
-        held.release(first)?;
-        held.release(second)?;
-        for data in [&b"A?"[..], &b"AAAA?"[..]] {
-            router.outside.receive("both queries", |packet| {
-                packet.data == data && servers.contains(&packet.dst)
-            })?;
-        }
+    let mut attempts = 0;
+    while attempts < ATTEMPTS && grown(&router.netns, &before, "conntrack:clashres")? < u64::from(PAIRS) {
+        let client = t.at(family, 0, 2, 5000 + attempts);
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            let queries = [(0, &b"A?"[..]), (1, &b"AAAA?"[..])].map(|(cpu, data)| {
+                let (router, together) = (&router, &together);
+                scope.spawn(move || -> Result<()> {
+                    let mut here = CpuSet::new();
+                    here.set(cpu)?;
+                    let packet = udp(client, service, data);
+                    let pinned = sched_setaffinity(Pid::from_raw(0), &here);
+                    together.wait();
+                    pinned.context("this scenario needs two CPUs")?;
+                    router.inside.send(&packet?)
+                })
+            });
+            queries.into_iter().try_for_each(|query| {
+                query
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a sending thread panicked"))?
+            })
+        })?;
+        attempts += 1;
+    }
+    let all = 2 * usize::from(attempts);
+    let mut arrived = 0;
+    while arrived < all {
+        router
+            .outside
+            .receive("every query at a server", |packet| servers.contains(&packet.dst))?;
+        arrived += 1;
     }
     let now = Counters::read(&router.netns)?;
     let (resolved, failed) = (
@@ -287,13 +318,13 @@ fn dns(t: &Test, family: IpFamily) -> Result<Outcome> {
         now.since(&before, "conntrack:insert_failed"),
     );
     ensure!(
-        resolved == u64::from(PAIRS) && failed == 0,
-        "clash_resolve grew by {resolved}, insert_failed by {failed}"
+        resolved > 0 && failed == 0,
+        "in {attempts} attempts clash_resolve grew by {resolved}, insert_failed by {failed}"
     );
     t.expect_benign(&router.netns, "conntrack-clash-resolved", resolved)?;
     t.expect(&[])?;
     Ok(Outcome::Passed(format!(
-        "clash_resolve grew by {resolved}, no loss"
+        "clash_resolve grew by {resolved} in {attempts} pairs, all {all} queries arrived, no loss"
     )))
 }
 
