@@ -217,11 +217,16 @@ impl Packet {
             Some(TransportSlice::Tcp(tcp)) => (
                 (tcp.source_port(), tcp.destination_port()),
                 Some(Tcp {
-                    flags: u8::from(tcp.fin()) * FIN
-                        | u8::from(tcp.syn()) * SYN
-                        | u8::from(tcp.rst()) * RST
-                        | u8::from(tcp.psh()) * PSH
-                        | u8::from(tcp.ack()) * ACK,
+                    flags: [
+                        (tcp.fin(), FIN),
+                        (tcp.syn(), SYN),
+                        (tcp.rst(), RST),
+                        (tcp.psh(), PSH),
+                        (tcp.ack(), ACK),
+                    ]
+                    .into_iter()
+                    .filter(|(set, _)| *set)
+                    .fold(0, |flags, (_, flag)| flags | flag),
                     sequence: tcp.sequence_number(),
                     acknowledged: tcp.acknowledgment_number(),
                     timestamp: tcp.options_iterator().flatten().find_map(|option| match option {

@@ -21,7 +21,7 @@ use crate::Result;
 /// The program under test.
 pub const PROGRAM: &str = "/usr/bin/droptrace";
 /// Attaching all hooks in an emulated guest.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 /// A counts record after it was asked for.
 const COUNTS: Duration = Duration::from_secs(15);
 /// A clean end after SIGINT.

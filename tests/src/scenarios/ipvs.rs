@@ -131,9 +131,9 @@ impl Director {
             client,
             server: self.real[0],
         };
-        flow.from_client(SYN, 1, 0, b"")?;
-        flow.from_server(SYN | ACK, 100, 2, b"")?;
-        flow.from_client(ACK, 2, 101, b"")?;
+        flow.client_sends(SYN, 1, 0, b"")?;
+        flow.server_sends(SYN | ACK, 100, 2, b"")?;
+        flow.client_sends(ACK, 2, 101, b"")?;
         Ok(flow)
     }
 
@@ -151,12 +151,13 @@ impl Director {
             Ok(self.state(client)?.as_deref() == Some(state))
         })
     }
+}
 
-    fn hooked(&self, t: &Test) -> Result<()> {
-        t.attached(&["ip_vs_in", "ip_vs_leave", "ip_vs_conn_expire_now"])?;
-        t.known();
-        Ok(())
-    }
+/// Waits until the hooks of IPVS are attached and the services known.
+fn hooked(t: &Test) -> Result<()> {
+    t.attached(&["ip_vs_in", "ip_vs_leave", "ip_vs_conn_expire_now"])?;
+    t.known();
+    Ok(())
 }
 
 /// A connection through the director, both of whose ends are played by hand.
@@ -168,7 +169,7 @@ struct Flow<'a> {
 
 impl Flow<'_> {
     /// Sends from the client and takes it at the server.
-    fn from_client(&self, flags: u8, sequence: u32, acknowledged: u32, data: &[u8]) -> Result<Packet> {
+    fn client_sends(&self, flags: u8, sequence: u32, acknowledged: u32, data: &[u8]) -> Result<Packet> {
         let mut segment = Segment::syn(self.client, self.director.vip, sequence)
             .flags(flags)
             .data(data);
@@ -182,7 +183,7 @@ impl Flow<'_> {
     }
 
     /// Sends from the server and takes it at the client.
-    fn from_server(&self, flags: u8, sequence: u32, acknowledged: u32, data: &[u8]) -> Result<Packet> {
+    fn server_sends(&self, flags: u8, sequence: u32, acknowledged: u32, data: &[u8]) -> Result<Packet> {
         let mut segment = Segment::syn(self.server, self.client, sequence)
             .flags(flags)
             .data(data);
@@ -197,9 +198,9 @@ impl Flow<'_> {
 
     /// Closes from both ends; the entry is left in TIME_WAIT.
     fn close(&self) -> Result<()> {
-        self.from_client(FIN | ACK, 2, 101, b"")?;
-        self.from_server(FIN | ACK, 101, 3, b"")?;
-        self.from_client(ACK, 3, 102, b"")?;
+        self.client_sends(FIN | ACK, 2, 101, b"")?;
+        self.server_sends(FIN | ACK, 101, 3, b"")?;
+        self.client_sends(ACK, 3, 102, b"")?;
         self.director.wait_state(self.client, "TIME_WAIT")
     }
 }
@@ -207,7 +208,7 @@ impl Flow<'_> {
 /// Clients use their ports again while entries to a server that is no longer there are left over.
 fn reuse(t: &Test, family: IpFamily, server: Server) -> Result<Outcome> {
     let director = Director::new(t, family, false)?;
-    director.hooked(t)?;
+    hooked(t)?;
     let clients: Vec<_> = (0..FLOWS)
         .map(|number| t.at(family, 0, 2, 5000 + number))
         .collect();
@@ -273,7 +274,7 @@ fn dead_neighbour(t: &Test) -> Result<Outcome> {
         "neigh add {server} lladdr {} dev servers nud permanent",
         mac(PEER)
     )])?;
-    director.hooked(t)?;
+    hooked(t)?;
     let client = t.at(V4, 0, 2, 5000);
     director.open(client)?.close()?;
     director.replace_server(Server::WeightZero)?;
@@ -293,7 +294,7 @@ fn dead_neighbour(t: &Test) -> Result<Outcome> {
 /// The client is the node itself.
 fn from_node(t: &Test) -> Result<Outcome> {
     let director = Director::new(t, V4, false)?;
-    director.hooked(t)?;
+    hooked(t)?;
     let client = t.at(V4, 0, 1, 5000);
     let server = director.real[0];
     let at_server = |what: &str, flags: u8| {
@@ -367,7 +368,7 @@ fn rescheduled(t: &Test, server: Server) -> Result<Outcome> {
 /// Data of connections whose server was removed.
 fn destination_gone(t: &Test, family: IpFamily) -> Result<Outcome> {
     let director = Director::new(t, family, false)?;
-    director.hooked(t)?;
+    hooked(t)?;
     let clients: Vec<_> = (0..FLOWS)
         .map(|number| t.at(family, 0, 2, 5000 + number))
         .collect();
