@@ -17,6 +17,7 @@ use crate::{
 /// Low bits of `_skb_refdst` and `_nfct` are flags.
 pub(crate) const POINTER: u64 = !7;
 const ETH_P_IP: u16 = u16::from_be(EtherType::Ipv4 as u16);
+const ETH_P_ARP: u16 = u16::from_be(EtherType::Arp as u16);
 const ETH_P_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
 
 /// Who sends what to whom.
@@ -118,10 +119,10 @@ pub(crate) fn parse(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], len: u32, ether
         at = Ipv6Hdr::LEN;
     } else {
         return found
-            | if ethertype == 0 {
-                bits::NO_PROTOCOL
-            } else {
-                bits::NOT_IP
+            | match ethertype {
+                0 => bits::NO_PROTOCOL,
+                ETH_P_ARP => bits::NOT_IP | bits::ARP,
+                _ => bits::NOT_IP,
             };
     }
     found | transport(tuple, bytes, at, len)

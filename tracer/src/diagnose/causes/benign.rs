@@ -170,31 +170,25 @@ pub(super) static OTHER_HOST: Cause = benign(
     },
 );
 
-pub(super) static UNKNOWN_ETHERTYPE: Cause = Cause {
-    // ARP has a handler: where the kernel gives no reason, its free there is no unknown EtherType.
-    refine: Some(|event, facts| {
-        const ARP: u16 = 0x0806;
-        (facts.reason.is_none() && event.header.protocol == ARP).then_some(&unknown::UNKNOWN)
-    }),
-    ..benign(
-        "unknown-ethertype",
-        "frame of a protocol that this host does not speak",
-        "Nothing on this host takes frames of this EtherType (such as LLDP or a vendor's loop detection); \
+pub(super) static UNKNOWN_ETHERTYPE: Cause = benign(
+    "unknown-ethertype",
+    "frame of a protocol that this host does not speak",
+    "Nothing on this host takes frames of this EtherType (such as LLDP or a vendor's loop detection); \
      __netif_receive_skb_core (net/core/dev.c) frees them and the device counts them as rx_dropped. On kernels without \
      drop reasons a tc filter's drop of such a frame looks the same.",
-        |signature| {
-            const HERE: [&str; 3] = [
-                "__netif_receive_skb_core",
-                "__netif_receive_skb_one_core",
-                "__netif_receive_skb",
-            ];
-            signature.has(bits::NOT_IP)
-                && !signature.has(bits::NO_PROTOCOL)
-                && (signature.because(&["UNHANDLED_PROTO", "PTYPE_ABSENT"])
-                    || signature.reason.is_none() && signature.at(&HERE))
-        },
-    )
-};
+    |signature| {
+        const HERE: [&str; 3] = [
+            "__netif_receive_skb_core",
+            "__netif_receive_skb_one_core",
+            "__netif_receive_skb",
+        ];
+        // ARP has a handler: its free there without a reason is something else.
+        signature.has(bits::NOT_IP)
+            && !signature.has(bits::NO_PROTOCOL)
+            && (signature.because(&["UNHANDLED_PROTO", "PTYPE_ABSENT"])
+                || signature.reason.is_none() && !signature.has(bits::ARP) && signature.at(&HERE))
+    },
+);
 
 pub(super) static MULTICAST_NOT_JOINED: Cause = benign(
     "multicast-not-joined",
@@ -240,28 +234,3 @@ pub(super) static NOT_A_PACKET: Cause = benign(
             && !signature.at(&STILL_A_PACKET)
     },
 );
-
-#[cfg(test)]
-pub(super) mod tests {
-    use droptrace_common::{Site, bits};
-
-    use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1};
-
-    #[test]
-    fn arp_freed_without_reason_is_no_unknown_ethertype() {
-        let frame = |kernel, ethertype| {
-            Sample::freed(kernel, Site::Free, "__netif_receive_skb_core.constprop.0")
-                .reason_since(V6_1, "UNHANDLED_PROTO")
-                .bits(bits::NOT_IP)
-                .ethertype(ethertype)
-                .label()
-        };
-        assert_eq!(frame(V5_10, 0x0806).cause, "unknown");
-        for kernel in Kernel::ALL {
-            let lldp = frame(kernel, 0x88cc);
-            assert_eq!(lldp.cause, "unknown-ethertype");
-            assert!(lldp.benign);
-            assert_eq!(lldp.protocol.as_deref(), Some("ethertype 0x88cc"));
-        }
-    }
-}

@@ -30,6 +30,7 @@ const TCP_STATES: [(&str, &str); 10] = [
 
 /// What context must find out to tell a winner's age.
 pub(super) const NEEDS: &[Need] = &[
+    Need::Owner,
     Need::Sysctl("net.netfilter.nf_conntrack_udp_timeout"),
     Need::Sysctl("net.netfilter.nf_conntrack_udp_timeout_stream"),
     Need::Sysctl("net.netfilter.nf_conntrack_tcp_timeout_syn_sent"),

@@ -24,7 +24,7 @@ pub(super) static CAUSE: Cause = Cause {
         name: "nf_conntrack drop (conntrack -S)",
     }),
     benign: false,
-    needs: &[Need::Conntrack],
+    needs: &[Need::Conntrack, Need::Owner],
     matches: |signature| signature.site == Site::ConntrackTableFull,
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,

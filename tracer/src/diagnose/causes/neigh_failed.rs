@@ -3,7 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::values::{Segment, endpoint, in_netns};
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// Address resolution failed.
 pub(super) static CAUSE: Cause = Cause {
@@ -30,7 +30,7 @@ pub(super) static CAUSE: Cause = Cause {
         name: "arp_cache or ndisc_cache res_failed (/proc/net/stat)",
     }),
     benign: false,
-    needs: &[],
+    needs: &[Need::Owner],
     matches: |signature| match signature.site {
         Site::NeighbourFailed => true,
         Site::Free => {

@@ -3,7 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::values::{Segment, device, in_netns};
-use crate::diagnose::{Cause, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// A netfilter verdict ended the packet, and no better cause is known for it.
 pub(super) static CAUSE: Cause = Cause {
@@ -42,7 +42,7 @@ pub(super) static CAUSE: Cause = Cause {
     remedy: "Find the rule by its counter or by a trace of one packet; add an accept before it if the packet is wanted.",
     counter: None,
     benign: false,
-    needs: &[],
+    needs: &[Need::Owner],
     matches: |signature| by(signature.site, signature).is_some(),
     verdict: |signature: &Signature<'_>| {
         if signature.site == Site::NetfilterReject {

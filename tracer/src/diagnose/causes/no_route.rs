@@ -41,6 +41,7 @@ pub(super) static CAUSE: Cause = Cause {
     }),
     benign: false,
     needs: &[
+        Need::Owner,
         Need::Sysctl("net.ipv4.conf.{device}.forwarding"),
         Need::Sysctl("net.ipv6.conf.{device}.forwarding"),
     ],

@@ -6,7 +6,7 @@ use super::{
     timestamps::{AGE, BEHIND, RECEIVED, STORED, Timestamps},
     values::in_netns,
 };
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// PAWS rejected a segment of an established connection.
 pub(super) static CAUSE: Cause = Cause {
@@ -26,7 +26,7 @@ pub(super) static CAUSE: Cause = Cause {
         name: "TcpExtPAWSEstab",
     }),
     benign: false,
-    needs: &[],
+    needs: &[Need::Owner],
     matches: |signature| {
         signature.site == Site::PawsEstablished
             // SYN_SENT rejects for the same reason elsewhere, and counts PAWSActive.

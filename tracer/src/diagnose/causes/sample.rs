@@ -115,11 +115,6 @@ impl Sample {
             .fold(self, |sample, (value, id)| sample.field(id, value))
     }
 
-    pub(super) fn ethertype(mut self, ethertype: u16) -> Self {
-        self.header.protocol = ethertype;
-        self
-    }
-
     /// Came by this device.
     pub(super) fn on(mut self, device: &str) -> Self {
         self.header.iif = 2;

@@ -202,6 +202,7 @@ const ROWS: &[Row] = &[
     (OLD, Site::Free, None, Some("ip_rcv_finish_core"), MULTICAST | UDP, "unknown"),
     (NEW, Site::Free, NOT, Some("ip_rcv_finish_core"), MULTICAST | UDP | SOURCE_LOCAL, "unknown"),
     (OLD, Site::Free, None, Some("__netif_receive_skb_core.constprop.0"), NOT_IP, "unknown-ethertype"),
+    (OLD, Site::Free, None, Some("__netif_receive_skb_core.constprop.0"), NOT_IP | ARP, "unknown"),
     (NEW, Site::Free, Some("UNHANDLED_PROTO"), Some("__netif_receive_skb_core.constprop.0"), NOT_IP, "unknown-ethertype"),
     (OLD, Site::Free, None, Some("__netif_receive_skb_core.constprop.0"), TCP, "unknown"),
     (NEW, Site::Free, Some("UNHANDLED_PROTO"), Some("__netif_receive_skb_core"), TCP, "kernel-reason"),

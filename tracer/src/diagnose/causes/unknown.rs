@@ -3,7 +3,7 @@
 use droptrace_common::Site;
 
 use super::netfilter_rule;
-use crate::diagnose::{Cause, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The evidence of a cause that knows no more than the kernel says.
 pub(super) const EVIDENCE: &[(&str, &str)] = &[
@@ -34,7 +34,7 @@ pub(super) static KERNEL_REASON: Cause = Cause {
     remedy: "The comment at this reason in the kernel's include/net/dropreason-core.h says what it means.",
     counter: None,
     benign: false,
-    needs: &[],
+    needs: &[Need::Owner],
     matches: |signature| !signature.unspecified(),
     verdict,
     find: find_with_doubt,
@@ -57,7 +57,7 @@ pub static UNKNOWN: Cause = Cause {
     remedy: "The location is the kernel function that freed the packet; its source tells which checks it makes.",
     counter: None,
     benign: false,
-    needs: &[],
+    needs: &[Need::Owner],
     matches: |_| true,
     verdict,
     find: find_with_doubt,
