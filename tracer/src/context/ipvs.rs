@@ -76,19 +76,17 @@ pub(super) struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens IPVS in the netns of the calling thread. Only where [`is_loaded`].
+    /// Opens IPVS in the netns of the calling thread, and finds the number of its family unless it is known. Only
+    /// where [`is_loaded`].
     ///
     /// # Errors
     /// The family is not there, or netlink failed.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(super) fn open(family: &mut Option<u16>) -> io::Result<Self> {
         let mut netlink = Netlink::open(NETLINK_GENERIC)?;
-        let mut body = vec![GET_FAMILY, 1, 0, 0];
-        put(&mut body, FAMILY_NAME, b"IPVS\0");
-        let answer = netlink.ask(CONTROLLER, &body)?;
-        let family = attributes(&answer.body, GENL_HEADER)
-            .find(|(attribute, _)| *attribute == FAMILY_ID)
-            .and_then(|(_, value)| half(value, 0))
-            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        let family = match *family {
+            Some(family) => family,
+            None => *family.insert(find_family(&mut netlink)?),
+        };
         Ok(Self { netlink, family })
     }
 
@@ -150,6 +148,16 @@ impl Ipvs {
     }
 }
 
+fn find_family(netlink: &mut Netlink) -> io::Result<u16> {
+    let mut body = vec![GET_FAMILY, 1, 0, 0];
+    put(&mut body, FAMILY_NAME, b"IPVS\0");
+    let answer = netlink.ask(CONTROLLER, &body)?;
+    attributes(&answer.body, GENL_HEADER)
+        .find(|(attribute, _)| *attribute == FAMILY_ID)
+        .and_then(|(_, value)| half(value, 0))
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
 /// The address of an `union nf_inet_addr`: an IPv4 address takes the first four bytes.
 fn address(v4: bool, value: &[u8]) -> Option<IpAddr> {
     if v4 {
@@ -207,4 +215,98 @@ fn destination(message: &Message, service_v4: bool) -> Option<IpvsDestination> {
 /// The addresses of services.
 pub(super) fn addresses(services: &BTreeSet<Service>) -> BTreeSet<Address> {
     services.iter().map(|service| whole(service.address)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What a 7.3 kernel said of `ipvsadm -A -t 10.96.0.10:80 -s rr`, `-A -u [2001:db8::10]:53 -s rr`, `-A -f 7 -s rr`
+    // and `-a -t 10.96.0.10:80 -r 10.0.0.2:8080 -m -w 3`, behind the netlink header.
+    const SERVICE_V4: &str = "\
+        010100002c01010006000100020000000600020006000000140003000a60000a00000000000000000000000006000400\
+        0050000007000600727200000c00070002000000ffffffff080008000000000008000900ffffffff5c000a0008000100\
+        00000000080002000000000008000300000000000c00040000000000000000000c000500000000000000000008000600\
+        0000000008000700000000000800080000000000080009000000000008000a00000000007c000c000c00010000000000\
+        000000000c00020000000000000000000c00030000000000000000000c00040000000000000000000c00050000000000\
+        000000000c00060000000000000000000c00070000000000000000000c00080000000000000000000c00090000000000\
+        000000000c000a000000000000000000";
+    const SERVICE_V6: &str = "\
+        010100002c010100060001000a00000006000200110000001400030020010db800000000000000000000001006000400\
+        0035000007000600727200000c00070002000000ffffffff080008000000000008000900800000005c000a0008000100\
+        00000000080002000000000008000300000000000c00040000000000000000000c000500000000000000000008000600\
+        0000000008000700000000000800080000000000080009000000000008000a00000000007c000c000c00010000000000\
+        000000000c00020000000000000000000c00030000000000000000000c00040000000000000000000c00050000000000\
+        000000000c00060000000000000000000c00070000000000000000000c00080000000000000000000c00090000000000\
+        000000000c000a000000000000000000";
+    const SERVICE_MARK: &str = "\
+        01010000100101000600010002000000080005000700000007000600727200000c00070002000000ffffffff08000800\
+        0000000008000900ffffffff5c000a000800010000000000080002000000000008000300000000000c00040000000000\
+        000000000c00050000000000000000000800060000000000080007000000000008000800000000000800090000000000\
+        08000a00000000007c000c000c00010000000000000000000c00020000000000000000000c0003000000000000000000\
+        0c00040000000000000000000c00050000000000000000000c00060000000000000000000c0007000000000000000000\
+        0c00080000000000000000000c00090000000000000000000c000a000000000000000000";
+    const DESTINATION: &str = "\
+        0501000050010200140001000a000002000000000000000000000000060002001f900000080003000000000008000400\
+        0300000005000d000000000006000e000000000006000f00000000000800050000000000080006000000000008000700\
+        000000000800080000000000080009000000000006000b00020000005c000a0008000100000000000800020000000000\
+        08000300000000000c00040000000000000000000c000500000000000000000008000600000000000800070000000000\
+        0800080000000000080009000000000008000a00000000007c000c000c00010000000000000000000c00020000000000\
+        000000000c00030000000000000000000c00040000000000000000000c00050000000000000000000c00060000000000\
+        000000000c00070000000000000000000c00080000000000000000000c00090000000000000000000c000a0000000000\
+        00000000";
+
+    fn message(hex: &str) -> Message {
+        let body = (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect();
+        Message { kind: 34, body }
+    }
+
+    #[test]
+    fn recorded_services_are_read() {
+        let v4 = service(&message(SERVICE_V4)).unwrap();
+        assert_eq!(
+            v4,
+            Service {
+                address: "10.96.0.10".parse().unwrap(),
+                port: 80,
+                protocol: 6,
+                scheduler: "rr".into()
+            }
+        );
+        let v6 = service(&message(SERVICE_V6)).unwrap();
+        assert_eq!(
+            (v6.address, v6.port, v6.protocol),
+            ("2001:db8::10".parse().unwrap(), 53, 17)
+        );
+        assert_eq!(service(&message(SERVICE_MARK)), None);
+        let key = v4.key(9);
+        assert_eq!((key.netns, key.port, key.protocol), (9, 80, 6));
+        assert_eq!(key.address[12..], [10, 96, 0, 10]);
+    }
+
+    #[test]
+    fn a_recorded_server_is_read() {
+        assert_eq!(
+            destination(&message(DESTINATION), true),
+            Some(IpvsDestination {
+                address: "10.0.0.2".parse().unwrap(),
+                port: 8080,
+                weight: 3
+            })
+        );
+    }
+
+    #[test]
+    fn cut_messages_are_none() {
+        let whole = message(SERVICE_V4);
+        for length in 0..80 {
+            let mut cut = whole.clone();
+            cut.body.truncate(length);
+            assert_eq!(service(&cut), None);
+            assert_eq!(destination(&cut, true), None);
+        }
+    }
 }

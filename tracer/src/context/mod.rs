@@ -23,6 +23,7 @@ mod sets;
 mod sockets;
 mod state;
 pub mod survey;
+mod syns;
 mod sysctls;
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,17 @@ pub(super) struct Listening {
     pub(super) inode: u64,
 }
 
+/// Tries whether the kernel lists sockets of a protocol, without listing any; loads its module where need be.
+///
+/// # Errors
+/// The kernel has no `tcp_diag` or `udp_diag`, or did not answer.
+pub(super) fn try_listing(diag: &mut Netlink, protocol: u8) -> io::Result<()> {
+    let id = SocketId::new_v4();
+    let family = family(id.source_address);
+    diag.dump(BY_FAMILY, &request(family, protocol, StateFlags::empty(), id))
+        .map(|_| ())
+}
+
 /// The listeners on a port, of both families; port 0 means all.
 ///
 /// # Errors

@@ -160,7 +160,7 @@ fn look(survey: &mut Survey) {
         Err(error) => problem("listeners are not known", error),
     }
     if ipvs::is_loaded() {
-        match ipvs::Ipvs::open().and_then(|mut ipvs| ipvs.services()) {
+        match ipvs::Ipvs::open(&mut None).and_then(|mut ipvs| ipvs.services()) {
             Ok(services) => survey.ipvs_services = services.len(),
             Err(error) => problem("IPVS services are not known", error),
         }

@@ -27,7 +27,7 @@ use super::{
     questions::{Answer, Question, Reply},
     routes, sockets,
     state::{Namespace, Shared},
-    sysctls,
+    syns, sysctls,
 };
 use crate::diagnose::{Listener, ReverseRoute};
 
@@ -83,9 +83,13 @@ pub(super) struct Worker {
     /// The mount table changed since the last scan.
     mounts_changed: bool,
     ipvs_asked: Instant,
+    /// Number of the netlink family IPVS, while its module is loaded.
+    ipvs_family: Option<u16>,
     /// Where the round of namespaces without services goes on.
     ipvs_turn: u32,
     syn_asked: Instant,
+    /// IP protocols whose sockets the kernel does not list.
+    unlisted: BTreeSet<u8>,
 }
 
 impl Worker {
@@ -118,13 +122,34 @@ impl Worker {
             scanned: now,
             mounts_changed: false,
             ipvs_asked: now,
+            ipvs_family: None,
+            unlisted: BTreeSet::new(),
             ipvs_turn: 0,
             syn_asked: now,
         };
+        worker.try_sock_diag();
         worker.scan(true);
         worker.ask_ipvs(true);
         worker.look_for_syns();
         Ok(worker)
+    }
+
+    /// Asks for no socket at all: the kernel loads a module at the first question, which takes longer than an event
+    /// waits.
+    fn try_sock_diag(&mut self) {
+        for (protocol, name) in [(libc::IPPROTO_TCP as u8, "TCP"), (libc::IPPROTO_UDP as u8, "UDP")] {
+            let tried = Netlink::open(NETLINK_SOCK_DIAG)
+                .and_then(|mut diag| sockets::try_listing(&mut diag, protocol));
+            if let Err(error) = tried {
+                self.unlisted.insert(protocol);
+                self.shared.problem(
+                    &format!("{name} sockets"),
+                    format!(
+                        "the kernel does not list them, hence listeners and owners stay unknown: {error}"
+                    ),
+                );
+            }
+        }
     }
 
     /// Works until context ends.
@@ -410,6 +435,7 @@ impl Worker {
                 )
         };
         if !loaded {
+            self.ipvs_family = None;
             for netns in busy {
                 self.take_services(netns, BTreeSet::new(), None);
             }
@@ -427,15 +453,21 @@ impl Worker {
             due.push(*netns);
         }
         for netns in due {
-            let asked = self.visit(netns).and_then(|_| {
-                let services = Ipvs::open()?.services()?;
-                let expire = (!services.is_empty()).then(expire_nodest_conn);
-                Ok((services, expire.flatten()))
-            });
+            if self.visit(netns).is_err() {
+                continue;
+            }
+            let asked = Ipvs::open(&mut self.ipvs_family).and_then(|mut ipvs| ipvs.services());
             match asked {
-                Ok((services, expire)) => self.take_services(netns, services, expire),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => self.shared.problem("IPVS services", error.to_string()),
+                Ok(services) => {
+                    let expire = (!services.is_empty()).then(expire_nodest_conn).flatten();
+                    self.take_services(netns, services, expire);
+                }
+                Err(error) => {
+                    // The module may have been loaded anew under another number.
+                    self.ipvs_family = None;
+                    self.shared
+                        .problem("IPVS services", format!("out of date for a while: {error}"));
+                }
             }
         }
         self.go_home();
@@ -553,6 +585,9 @@ impl Worker {
                     sharing: sockets::sharing(&listeners, chosen),
                 }))
             }
+            Question::Socket { protocol, .. } if self.unlisted.contains(protocol) => {
+                Err("the kernel does not list sockets of this protocol".to_owned())
+            }
             Question::Socket {
                 protocol,
                 local,
@@ -575,7 +610,7 @@ impl Worker {
                 if !ipvs::is_loaded() {
                     return Ok(Answer::Services(Vec::new()));
                 }
-                let services = Ipvs::open()
+                let services = Ipvs::open(&mut None)
                     .and_then(|mut ipvs| ipvs.services_at(*address))
                     .map_err(words)?;
                 Ok(Answer::Services(services))
@@ -605,7 +640,7 @@ impl Worker {
             let Ok(mut visit) = self.visit(netns) else {
                 continue;
             };
-            let Some(total) = syn_retransmissions() else {
+            let Some(total) = syns::retransmissions() else {
                 continue;
             };
             let Some(watched) = self.watched.get_mut(&netns) else {
@@ -622,7 +657,7 @@ impl Worker {
             else {
                 continue;
             };
-            let grown = growth(&mut watched.connecting, &connecting, total - before);
+            let grown = syns::growth(&mut watched.connecting, &connecting, total - before);
             for (socket, count) in grown {
                 let route = visit
                     .route()
@@ -683,79 +718,4 @@ const fn netns_of(question: &Question) -> u32 {
 fn expire_nodest_conn() -> Option<bool> {
     let path = sysctls::path("net.ipv4.vs.expire_nodest_conn", None)?;
     sysctls::read(&path).ok().map(|value| value != "0")
-}
-
-/// TcpExtTCPSynRetrans of the netns that the thread is in.
-fn syn_retransmissions() -> Option<u64> {
-    counter(
-        &std::fs::read_to_string("/proc/thread-self/net/netstat").ok()?,
-        "TcpExt:",
-        "TCPSynRetrans",
-    )
-}
-
-/// A counter of `/proc/net/netstat`: a line of names, then one of values.
-fn counter(netstat: &str, group: &str, name: &str) -> Option<u64> {
-    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix(group));
-    let names = lines.next()?.split_whitespace();
-    let values = lines.next()?.split_whitespace();
-    names.zip(values).find(|(each, _)| *each == name)?.1.parse().ok()
-}
-
-/// Sockets that sent their SYN again since the last look, each with how often; together never more often than the
-/// counter grew. Sockets that are gone are forgotten.
-fn growth<'a>(
-    counted: &mut BTreeMap<u64, u8>,
-    connecting: &'a [sockets::Connecting],
-    counter: u64,
-) -> Vec<(&'a sockets::Connecting, u64)> {
-    let mut left = counter;
-    let grown = connecting
-        .iter()
-        .filter_map(|socket| {
-            let before = counted.get(&socket.cookie).copied().unwrap_or(0);
-            let count = u64::from(socket.retransmissions.saturating_sub(before)).min(left);
-            left -= count;
-            (count > 0).then_some((socket, count))
-        })
-        .collect();
-    *counted = connecting
-        .iter()
-        .map(|socket| (socket.cookie, socket.retransmissions))
-        .collect();
-    grown
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_counter_is_found_by_its_name() {
-        let text =
-            "TcpExt: SyncookiesSent TCPSynRetrans Other\nTcpExt: 1 22 3\nIpExt: InNoRoutes\nIpExt: 9\n";
-        assert_eq!(counter(text, "TcpExt:", "TCPSynRetrans"), Some(22));
-        assert_eq!(counter(text, "IpExt:", "InNoRoutes"), Some(9));
-        assert_eq!(counter(text, "TcpExt:", "Absent"), None);
-        assert_eq!(counter("", "TcpExt:", "TCPSynRetrans"), None);
-    }
-
-    #[test]
-    fn retransmissions_are_counted_once_and_never_above_the_counter() {
-        let socket = |cookie, retransmissions| sockets::Connecting {
-            cookie,
-            local: "192.0.2.9".parse().unwrap(),
-            remote: "192.0.2.1:80".parse().unwrap(),
-            retransmissions,
-        };
-        let mut counted = BTreeMap::new();
-        let first = [socket(1, 2), socket(2, 1)];
-        let sum = |grown: Vec<(&sockets::Connecting, u64)>| grown.iter().map(|(_, count)| count).sum::<u64>();
-        assert_eq!(sum(growth(&mut counted, &first, 3)), 3);
-        assert_eq!(sum(growth(&mut counted, &first, 5)), 0);
-        let later = [socket(1, 4), socket(3, 6)];
-        // Socket 3 was connecting before counting began: only what the counter saw is counted.
-        assert_eq!(sum(growth(&mut counted, &later, 3)), 3);
-        assert_eq!(counted.keys().copied().collect::<Vec<_>>(), [1, 3]);
-    }
 }
