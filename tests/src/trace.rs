@@ -77,7 +77,7 @@ impl Trace {
             let said = Arc::clone(&said);
             move || {
                 for line in BufReader::new(output).lines().map_while(std::result::Result::ok) {
-                    said.line(line);
+                    said.line(&line);
                 }
                 said.change(|so_far| so_far.ended = true);
             }
@@ -201,8 +201,8 @@ impl Said {
         self.more.notify_all();
     }
 
-    fn line(&self, line: String) {
-        let record = serde_json::from_str::<Record>(&line);
+    fn line(&self, line: &str) {
+        let record = serde_json::from_str::<Record>(line);
         self.change(|so_far| match record {
             Ok(Record::Coverage(coverage)) => so_far.coverage.push(coverage),
             Ok(Record::Drop(drop)) => so_far.drops.push(Arc::from(drop)),
