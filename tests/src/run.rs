@@ -24,7 +24,7 @@ use crate::{
 /// Scenarios that run side by side.
 const SIDE_BY_SIDE: usize = 4;
 /// The longest that one scenario may take.
-const LIMIT: Duration = Duration::from_mins(2);
+const LIMIT: Duration = Duration::from_mins(4);
 
 /// How many ended which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

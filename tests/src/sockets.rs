@@ -27,7 +27,7 @@ pub fn listen(netns: &Netns, address: SocketAddr, backlog: i32) -> Result<Socket
         .with_context(|| format!("cannot listen on {address}"))
 }
 
-/// A connection that must succeed within ten seconds.
+/// A connection that must succeed within half a minute.
 pub fn connect(netns: &Netns, from: Option<SocketAddr>, to: SocketAddr) -> Result<TcpStream> {
     netns.enter(|| connect_here(from, to))
 }
@@ -36,7 +36,7 @@ pub fn connect(netns: &Netns, from: Option<SocketAddr>, to: SocketAddr) -> Resul
 pub fn connect_here(from: Option<SocketAddr>, to: SocketAddr) -> Result<TcpStream> {
     let socket = new_client(from, to)?;
     socket
-        .connect_timeout(&to.into(), Duration::from_secs(10))
+        .connect_timeout(&to.into(), Duration::from_secs(30))
         .with_context(|| format!("cannot connect to {to}"))?;
     Ok(socket.into())
 }
@@ -71,10 +71,10 @@ pub fn udp(netns: &Netns, address: SocketAddr) -> Result<UdpSocket> {
     netns.enter(|| UdpSocket::bind(address).with_context(|| format!("cannot bind UDP to {address}")))
 }
 
-/// Accepts one connection, waiting at most five seconds.
+/// Accepts one connection, waiting at most half a minute.
 pub fn accept(listener: &Socket) -> Result<TcpStream> {
     listener.set_nonblocking(true)?;
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + Duration::from_secs(30);
     loop {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -84,7 +84,7 @@ pub fn accept(listener: &Socket) -> Result<TcpStream> {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 ensure!(
                     Instant::now() < until,
-                    "no connection to accept within five seconds"
+                    "no connection to accept within half a minute"
                 );
                 thread::sleep(Duration::from_millis(5));
             }
@@ -114,11 +114,11 @@ pub fn accept_queue(netns: &Netns, address: SocketAddr) -> Result<u64> {
     bail!("nobody listens on {address}")
 }
 
-/// Waits until something holds, asking every few milliseconds, for at most ten seconds.
+/// Waits until something holds, asking every few milliseconds, for at most half a minute.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(30);
     while !holds()? {
-        ensure!(Instant::now() < until, "{what}: not within ten seconds");
+        ensure!(Instant::now() < until, "{what}: not within half a minute");
         thread::sleep(Duration::from_millis(20));
     }
     Ok(())

@@ -15,9 +15,9 @@ use serde_json::Value;
 use crate::{Netns, Result, trace::Trace};
 
 /// How long a drop may take from the kernel to the totals in an emulated guest.
-const SETTLE: Duration = Duration::from_secs(10);
+const SETTLE: Duration = Duration::from_secs(30);
 /// How long droptrace may take to notice a new namespace, address or IPVS service.
-const KNOWN: Duration = Duration::from_millis(2500);
+const KNOWN: Duration = Duration::from_secs(3);
 /// How long totals must stay as they are to be believed.
 const STILL: Duration = Duration::from_millis(500);
 

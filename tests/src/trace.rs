@@ -21,11 +21,11 @@ use crate::Result;
 /// The program under test.
 pub const PROGRAM: &str = "/usr/bin/droptrace";
 /// Attaching all hooks in an emulated guest.
-const START: Duration = Duration::from_mins(1);
+const START: Duration = Duration::from_mins(3);
 /// A counts record after it was asked for.
-const COUNTS: Duration = Duration::from_secs(15);
+const COUNTS: Duration = Duration::from_secs(45);
 /// A clean end after SIGINT.
-const END: Duration = Duration::from_secs(20);
+const END: Duration = Duration::from_mins(1);
 
 /// `droptrace live --json`, read line by line on a thread of its own.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How long an answer of the kernel may take in an emulated guest.
-pub const ANSWER: Duration = Duration::from_secs(5);
+pub const ANSWER: Duration = Duration::from_secs(20);
 
 /// Hardware address of every TAP device.
 pub const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -89,7 +89,7 @@ fn pin() -> Result<()> {
 
 fn exchange(mut stream: TcpStream) -> Result<()> {
     let question = [7_u8; 1000];
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     stream.write_all(&question)?;
     let mut answer = [0_u8; 1000];
     stream.read_exact(&mut answer)?;
@@ -101,7 +101,7 @@ fn exchange(mut stream: TcpStream) -> Result<()> {
 fn serve(listener: &socket2::Socket, connections: usize) -> Result<()> {
     for _ in 0..connections {
         let mut stream = accept(listener)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         let mut question = [0_u8; 1000];
         stream.read_exact(&mut question)?;
         stream.write_all(&question)?;
@@ -175,7 +175,7 @@ fn datagrams(path: &Path) -> Result<()> {
     let server = sockets::udp(&path.server, path.plain)?;
     let client = sockets::udp(&path.client, SocketAddr::new(sockets::any(path.plain.ip()), 0))?;
     for socket in [&server, &client] {
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(30)))?;
     }
     let mut buffer = [0; 64];
     for _ in 0..DATAGRAMS {

@@ -108,12 +108,12 @@ struct Held {
 impl Held {
     /// Waits for the next held packet.
     fn next(&mut self) -> Result<Message> {
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + Duration::from_secs(20);
         loop {
             match self.queue.recv() {
                 Ok(message) => return Ok(message),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    ensure!(Instant::now() < until, "no packet was queued within five seconds");
+                    ensure!(Instant::now() < until, "no packet was queued within twenty seconds");
                     thread::sleep(Duration::from_millis(5));
                 }
                 Err(error) => bail!("cannot read the NFQUEUE: {error}"),

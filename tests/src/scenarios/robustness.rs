@@ -365,7 +365,7 @@ fn clear(output: &Output, statuses: &[i32], what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs droptrace for at most twenty seconds.
+/// Runs droptrace for at most a minute.
 fn droptrace(arguments: &[&str], change: impl FnOnce(&mut Command)) -> Result<Output> {
     let mut command = Command::new(PROGRAM);
     command
@@ -377,12 +377,12 @@ fn droptrace(arguments: &[&str], change: impl FnOnce(&mut Command)) -> Result<Ou
     let mut child = command
         .spawn()
         .with_context(|| format!("cannot start {PROGRAM} {arguments:?}"))?;
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_mins(1);
     while child.try_wait()?.is_none() {
         if Instant::now() > until {
             child.kill()?;
             child.wait()?;
-            bail!("droptrace {arguments:?} did not end within twenty seconds");
+            bail!("droptrace {arguments:?} did not end within a minute");
         }
         thread::sleep(Duration::from_millis(20));
     }
