@@ -4,7 +4,7 @@
 /// Bytes of packet headers that travel with an event, from the network header on.
 pub const PACKET_MAX: usize = 128;
 /// Fields that one event can carry.
-pub const FIELDS_MAX: usize = 32;
+pub const FIELDS_MAX: usize = 41;
 /// Bytes of the largest event: header, packet, fields.
 pub const EVENT_MAX: usize = size_of::<EventHeader>() + PACKET_MAX + FIELDS_MAX * size_of::<Field>();
 
@@ -55,7 +55,7 @@ pub struct EventHeader {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Field {
-    /// A [`FieldId`].
+    /// A [`FieldId`], or 0 for a place that is not used.
     pub id: u32,
     /// Zero.
     pub pad: u32,

@@ -17,48 +17,61 @@ pub(crate) trait Exit {
     fn returned(&self, parameters: u32) -> u64;
 }
 
-/// The verifier wants every access to the context at a constant offset: one branch an index, of
-/// which it prunes all but one, since the index is read-only data.
-macro_rules! at_constant {
-    ($index:expr, $ctx:expr, $($n:literal)*) => {
-        match $index {
-            $($n => {
-                let address = $ctx.as_ptr() as *const u64;
-                // SAFETY: BPF contexts of fentry and fexit are arrays of 64-bit words; the verifier checks the index.
-                unsafe { core::ptr::read_volatile(address.add($n)) }
-            })*
-            _ => 0,
-        }
-    };
+/// Reads the word with this index of a context. The verifier wants every access at a constant
+/// offset: each word up to the index is read in turn, and the last one counts. Branches to be
+/// chosen from would be merged by the compiler into one access at a computed offset.
+macro_rules! word {
+    ($index:expr, $first:expr, $($n:literal => $read:expr),*) => {{
+        let index = $index;
+        let mut word = $first;
+        $(if index >= $n {
+            word = $read;
+        })*
+        word
+    }};
+}
+
+/// Reads a word of a context that is an array of 64-bit words.
+#[inline(always)]
+fn at(ctx: &impl EbpfContext, index: usize) -> u64 {
+    let words = ctx.as_ptr() as *const u64;
+    // SAFETY: the verifier checks the index against the function's prototype.
+    unsafe { core::ptr::read_volatile(words.add(index)) }
 }
 
 impl Entry for FEntryContext {
     #[inline(always)]
     fn argument(&self, index: u32) -> u64 {
-        at_constant!(index, self, 0 1 2 3 4 5)
+        word!(index, at(self, 0), 1 => at(self, 1), 2 => at(self, 2), 3 => at(self, 3), 4 => at(self, 4), 5 => at(self, 5))
     }
 }
 
 impl Exit for FExitContext {
     #[inline(always)]
     fn returned(&self, parameters: u32) -> u64 {
-        at_constant!(parameters, self, 1 2 3 4 5 6 7 8)
+        word!(
+            parameters, 0,
+            1 => at(self, 1), 2 => at(self, 2), 3 => at(self, 3), 4 => at(self, 4), 5 => at(self, 5), 6 => at(self, 6),
+            7 => at(self, 7), 8 => at(self, 8)
+        )
     }
 }
+
+/// Where x86-64 and arm64 keep a function's arguments in `struct pt_regs`, in words
+/// (arch/x86/include/uapi/asm/ptrace.h, arch/arm64/include/uapi/asm/ptrace.h).
+#[cfg(bpf_target_arch = "x86_64")]
+const REGISTERS: [usize; 6] = [14, 13, 12, 11, 9, 8];
+#[cfg(not(bpf_target_arch = "x86_64"))]
+const REGISTERS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
 impl Entry for ProbeContext {
     #[inline(always)]
     fn argument(&self, index: u32) -> u64 {
-        match index {
-            0 => self.arg(0),
-            1 => self.arg(1),
-            2 => self.arg(2),
-            3 => self.arg(3),
-            4 => self.arg(4),
-            5 => self.arg(5),
-            _ => None,
-        }
-        .unwrap_or(0)
+        word!(
+            index, at(self, REGISTERS[0]),
+            1 => at(self, REGISTERS[1]), 2 => at(self, REGISTERS[2]), 3 => at(self, REGISTERS[3]),
+            4 => at(self, REGISTERS[4]), 5 => at(self, REGISTERS[5])
+        )
     }
 }
 

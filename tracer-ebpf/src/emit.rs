@@ -16,14 +16,19 @@ use droptrace_common::{
 
 use crate::{
     hint::{HINT_FIELDS, Hint},
-    kernel::{layout, member},
+    kernel::{self, layout, member},
     maps::{BUFFERS, COUNTS, DEPTH, EVENTS, TALLIES_MAP},
     packet::{self, Extent, Tuple},
     scope,
 };
 
+/// Places of an event's fields: what the free tells of the packet, then frames of the kernel stack, then what a hook
+/// left as a hint. Constant places, since the verifier follows each possible one.
+pub(crate) const FREE_FIELDS: usize = 5;
 /// Frames of the kernel stack that an event can carry.
 pub(crate) const FRAMES: usize = 12;
+/// Where the fields of a hint start.
+pub(crate) const HINT_AT: usize = FREE_FIELDS + FRAMES;
 /// Nanoseconds that a count key's bucket takes to earn one event: 2,000 events per second and CPU.
 const TOKEN_NS: u64 = 500_000;
 /// Events that a full bucket holds.
@@ -59,16 +64,10 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Fields of an event.
+    /// Fields of an event, from the first place on.
     #[inline(always)]
     pub(crate) fn new(fields: &'a mut [Field; FIELDS_MAX]) -> Self {
         Self { fields, len: 0 }
-    }
-
-    /// Fields of an event, behind the first `len`.
-    #[inline(always)]
-    pub(crate) fn after(fields: &'a mut [Field; FIELDS_MAX], len: usize) -> Self {
-        Self { fields, len }
     }
 
     /// Fields of a hint.
@@ -96,12 +95,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Appends a field that another hook has read.
+    /// Takes over the fields that another hook has read; nothing was appended before.
     #[inline(always)]
-    pub(crate) fn push_raw(&mut self, field: Field) {
-        if let Some(place) = self.fields.get_mut(self.len) {
-            *place = field;
-            self.len += 1;
+    pub(crate) fn take(&mut self, read: &[Field; HINT_FIELDS]) {
+        if let Some(places) = self.fields.first_chunk_mut::<HINT_FIELDS>() {
+            kernel::copy(places, read);
+            self.len = HINT_FIELDS;
         }
     }
 
@@ -254,11 +253,9 @@ fn counted(work: &mut Work, now: u64) -> Option<&'static mut CountValue> {
         // SAFETY: this CPU's value.
         return Some(unsafe { &mut *value });
     }
-    work.fresh = CountValue {
-        tokens: BUCKET_NS,
-        filled_ns: now,
-        ..CountValue::default()
-    };
+    kernel::empty(&mut work.fresh);
+    work.fresh.tokens = BUCKET_NS;
+    work.fresh.filled_ns = now;
     // Another CPU may have made the key meanwhile: then its value for this CPU is zero, and the bucket fills.
     let _ = COUNTS.insert(&work.key, &work.fresh, u64::from(BPF_NOEXIST));
     // SAFETY: this CPU's value.
@@ -352,9 +349,9 @@ pub(crate) fn count_only(site: Site, netns: u32) {
     release();
 }
 
-/// Reads the kernel's stack into the buffer and appends its frames.
+/// Reads the kernel's stack into the places for frames.
 #[inline(always)]
-pub(crate) fn push_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer, fields: usize) -> usize {
+pub(crate) fn take_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer) {
     // SAFETY: the area has this size.
     let bytes = unsafe {
         bpf_get_stack(
@@ -364,12 +361,33 @@ pub(crate) fn push_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer, fiel
             0,
         )
     };
-    let mut fields = Fields::after(&mut buffer.fields, fields);
-    for (index, frame) in buffer.frames.iter().enumerate() {
-        if (index as i64) * 8 >= bytes {
-            break;
-        }
-        fields.push(FieldId::Frame, *frame);
+    for index in 0..FRAMES {
+        // What lies behind the frames that were read is of an older event.
+        let id = if (index as i64) * 8 < bytes {
+            FieldId::Frame as u32
+        } else {
+            0
+        };
+        buffer.fields[FREE_FIELDS + index] = Field {
+            id,
+            pad: 0,
+            value: buffer.frames[index],
+        };
     }
-    fields.len()
+}
+
+/// Takes over the fields of a hint, to their places.
+#[inline(always)]
+pub(crate) fn take_hint(buffer: &mut EventBuffer, hint: &Hint) {
+    if let Some(places) = buffer.fields[HINT_AT..].first_chunk_mut::<HINT_FIELDS>() {
+        kernel::copy(places, &hint.fields);
+    }
+}
+
+/// Leaves the places for frames empty.
+#[inline(always)]
+pub(crate) fn no_frames(buffer: &mut EventBuffer) {
+    for index in 0..FRAMES {
+        buffer.fields[FREE_FIELDS + index].id = 0;
+    }
 }

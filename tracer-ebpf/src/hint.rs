@@ -5,6 +5,7 @@ use droptrace_common::{Field, Site, Tally};
 
 use crate::{
     emit::{self, Fields},
+    kernel,
     maps::{HINTS, MARKS},
     packet::Tuple,
 };
@@ -26,8 +27,7 @@ pub(crate) struct Hint {
     pub(crate) netns: u32,
     pub(crate) bits: u32,
     pub(crate) site: u16,
-    pub(crate) count: u16,
-    pub(crate) pad: u32,
+    pub(crate) pad: [u16; 3],
     pub(crate) fields: [Field; HINT_FIELDS],
 }
 
@@ -51,21 +51,15 @@ pub(crate) fn leave(
     fill: impl FnOnce(&mut Fields<'_>),
 ) {
     let Some(buffer) = emit::acquire() else { return };
-    let count = {
-        let mut fields = Fields::new(&mut buffer.fields);
-        fill(&mut fields);
-        fields.len()
-    };
-    // The hint is laid over the buffer's packet area and fields: it is what the stack has no room for.
     let hint = &mut buffer.hint;
+    kernel::empty(&mut hint.fields);
+    fill(&mut Fields::new_hint(&mut hint.fields));
     // SAFETY: no precondition.
     hint.ktime_ns = unsafe { bpf_ktime_get_ns() };
     hint.before = before;
     hint.netns = netns;
     hint.bits = bits;
     hint.site = site as u16;
-    hint.count = count as u16;
-    hint.fields.copy_from_slice(&buffer.fields[..HINT_FIELDS]);
     // SAFETY: only asks whether there is one.
     let fresh = unsafe { HINTS.get(skb) }.is_none();
     if HINTS.insert(skb, &*hint, 0).is_ok() && fresh {
@@ -100,12 +94,9 @@ pub(crate) fn mark(site: Site, tuple: &Tuple, netns: u32, fill: impl FnOnce(&mut
     let Some(mark) = MARKS.get_ptr_mut(0) else { return };
     // SAFETY: this CPU's slot.
     let mark = unsafe { &mut *mark };
-    mark.hint.count = {
-        let mut fields = Fields::new_hint(&mut mark.hint.fields);
-        fill(&mut fields);
-        fields.len() as u16
-    };
-    mark.tuple = *tuple;
+    kernel::empty(&mut mark.hint.fields);
+    fill(&mut Fields::new_hint(&mut mark.hint.fields));
+    kernel::copy(&mut mark.tuple, tuple);
     mark.hint.netns = netns;
     mark.hint.bits = 0;
     mark.hint.before = 0;

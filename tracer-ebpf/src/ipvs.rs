@@ -43,7 +43,7 @@ pub(crate) struct Candidate {
     skb: u64,
     entry: u64,
     bits: u32,
-    count: u32,
+    pad: u32,
     tuple: Tuple,
     server: Flow,
     header: EventHeader,
@@ -78,12 +78,7 @@ pub(crate) fn expire_now_entry(ctx: &impl Entry) {
 #[inline(always)]
 pub(crate) fn in_entry(ctx: &impl Entry) {
     let Some(layout) = kernel::ipvs() else { return };
-    // The verifier cannot know the index: one branch for each form of the function.
-    let skb = match ipvs_layout!(layout, arg_in_skb) {
-        1 => ctx.argument(1),
-        2 => ctx.argument(2),
-        _ => return,
-    };
+    let skb = ctx.argument(ipvs_layout!(layout, arg_in_skb));
     if let Some(call) = scratch::slot(Function::IpvsIn) {
         call.skb = skb;
     }
@@ -105,7 +100,7 @@ pub(crate) fn conn_in_get_exit(ctx: &impl Exit) {
     let Some(layout) = kernel::ipvs() else { return };
     let dest: u64 = member(entry, ipvs_layout!(layout, ipvs_conn_dest));
     let removed = dest == 0
-        || kernel::number(dest, ipvs_layout!(layout, ipvs_dest_flags)).unwrap_or(0) as u32 & AVAILABLE == 0;
+        || kernel::number_or_zero(dest, ipvs_layout!(layout, ipvs_dest_flags)) as u32 & AVAILABLE == 0;
     let idle = dest != 0 && member::<u32>(dest, ipvs_layout!(layout, ipvs_dest_weight)) == 0;
     if removed || idle {
         consider(layout, call.skb, entry, removed);
@@ -136,7 +131,7 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
         candidate.skb = skb;
         candidate.entry = entry;
         candidate.bits = found;
-        candidate.tuple = *tuple;
+        kernel::copy(&mut candidate.tuple, tuple);
         candidate.server = Flow {
             src: tuple.src,
             dst: packet::address_at(entry + offset(ipvs_layout!(layout, ipvs_conn_daddr)), v6),
@@ -144,12 +139,12 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
             dport: u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_dport))),
             pad: 0,
         };
-        candidate.header = buffer.header;
+        kernel::copy(&mut candidate.header, &buffer.header);
         candidate.header.netns = packet::netns(skb);
-        candidate.packet = buffer.packet;
+        kernel::copy(&mut candidate.packet, &buffer.packet);
+        kernel::empty(&mut candidate.fields);
         let mut fields = Fields::new_hint(&mut candidate.fields);
         push_entry(&mut fields, layout, entry, &of_entry);
-        candidate.count = fields.len() as u32;
     }
     emit::release();
 }
@@ -175,7 +170,7 @@ pub(crate) fn in_exit(ctx: &impl Exit) {
             Site::IpvsDestinationGone
         };
         if !hint::waits(skb) {
-            hint::leave(skb, site, 0, 0, 0, |fields| copy(fields, candidate));
+            hint::leave(skb, site, 0, 0, 0, |fields| fields.take(&candidate.fields));
         }
     } else if syn {
         misdelivered(candidate);
@@ -189,17 +184,15 @@ fn misdelivered(candidate: &Candidate) {
     let now = unsafe { bpf_ktime_get_ns() };
     let _ = MISDELIVERED.insert(candidate.server, now, 0);
     let Some(buffer) = emit::acquire() else { return };
-    buffer.header = candidate.header;
-    buffer.packet = candidate.packet;
-    buffer.work.tuple = candidate.tuple;
+    kernel::copy(&mut buffer.header, &candidate.header);
+    kernel::copy(&mut buffer.packet, &candidate.packet);
+    kernel::copy(&mut buffer.work.tuple, &candidate.tuple);
     emit::finish(
         buffer,
         Site::IpvsReuseMisdelivered,
         candidate.header.netns,
         candidate.bits,
-        |fields| {
-            copy(fields, candidate);
-        },
+        |fields| fields.take(&candidate.fields),
     );
     emit::release();
 }
@@ -227,16 +220,6 @@ fn candidate() -> Option<&'static mut Candidate> {
 }
 
 #[inline(always)]
-fn copy(fields: &mut Fields<'_>, candidate: &Candidate) {
-    for (index, field) in candidate.fields.iter().enumerate() {
-        if index as u32 >= candidate.count {
-            break;
-        }
-        fields.push_raw(*field);
-    }
-}
-
-#[inline(always)]
 fn is_v6(layout: &IpvsLayout, entry: u64) -> bool {
     member::<u16>(entry, ipvs_layout!(layout, ipvs_conn_af)) == AF_INET6
 }
@@ -251,7 +234,7 @@ fn tuple_of(layout: &IpvsLayout, entry: u64) -> Tuple {
         dst: packet::address_at(entry + offset(ipvs_layout!(layout, ipvs_conn_vaddr)), v6),
         sport: u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_cport))),
         dport: u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_vport))),
-        protocol: kernel::number(entry, ipvs_layout!(layout, ipvs_conn_protocol)).unwrap_or(0) as u8,
+        protocol: kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_protocol)) as u8,
         ..Tuple::default()
     }
 }
@@ -275,7 +258,7 @@ fn push_entry(fields: &mut Fields<'_>, layout: &IpvsLayout, entry: u64, tuple: &
     );
     let dest: u64 = member(entry, ipvs_layout!(layout, ipvs_conn_dest));
     let available = dest != 0
-        && kernel::number(dest, ipvs_layout!(layout, ipvs_dest_flags)).unwrap_or(0) as u32 & AVAILABLE != 0;
+        && kernel::number_or_zero(dest, ipvs_layout!(layout, ipvs_dest_flags)) as u32 & AVAILABLE != 0;
     fields.push(FieldId::IpvsRemoved, u64::from(!available));
     if dest != 0 && has(ipvs_layout!(layout, ipvs_dest_weight)) {
         let weight: u32 = read(dest + offset(ipvs_layout!(layout, ipvs_dest_weight)));

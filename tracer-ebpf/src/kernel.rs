@@ -1,8 +1,8 @@
 //! Reading the kernel's memory by the layout of the running kernel.
 
-use core::ptr::read_volatile;
+use core::{mem::MaybeUninit, ptr::read_volatile};
 
-use aya_ebpf::helpers::{bpf_probe_read_kernel, bpf_probe_read_kernel_buf};
+use aya_ebpf::helpers::{bpf_probe_read_kernel_buf, generated::bpf_probe_read_kernel};
 use droptrace_common::{ABSENT, IpvsLayout, Layout};
 
 /// Filled by user space before loading; the verifier knows it as constants.
@@ -70,8 +70,17 @@ pub(crate) const fn offset(entry: u32) -> u64 {
 /// Reads a value; zero where the memory cannot be read, which no caller takes for a fact.
 #[inline(always)]
 pub(crate) fn read<T: Copy + Default>(address: u64) -> T {
-    // SAFETY: bpf_probe_read_kernel checks the address.
-    unsafe { bpf_probe_read_kernel(address as *const T) }.unwrap_or_default()
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the helper checks the address, and fills all of `value`: with zeros where it fails
+    // (`bpf_probe_read_kernel_common`, kernel/trace/bpf_trace.c, 5.10 - 7.3), which are a value of the plain types read.
+    unsafe {
+        bpf_probe_read_kernel(
+            value.as_mut_ptr().cast(),
+            size_of::<T>() as u32,
+            address as *const _,
+        );
+        value.assume_init()
+    }
 }
 
 /// Reads bytes; false where the memory cannot be read.
@@ -79,6 +88,28 @@ pub(crate) fn read<T: Copy + Default>(address: u64) -> T {
 pub(crate) fn read_bytes(address: u64, into: &mut [u8]) -> bool {
     // SAFETY: bpf_probe_read_kernel checks the address.
     unsafe { bpf_probe_read_kernel_buf(address as *const u8, into) }.is_ok()
+}
+
+/// Copies what lies in another map. A helper's call is one step for the verifier, whereas the compiler's own `memcpy`
+/// is a loop over bytes that it follows on every path.
+#[inline(always)]
+pub(crate) fn copy<T: Copy>(into: &mut T, from: &T) {
+    // SAFETY: `into` is as large as a T, and any bytes that were a T are one again.
+    let bytes = unsafe { core::slice::from_raw_parts_mut((&raw mut *into).cast::<u8>(), size_of::<T>()) };
+    read_bytes((&raw const *from) as u64, bytes);
+}
+
+/// Zeros to copy from; as large as anything that is emptied.
+#[unsafe(link_section = ".rodata")]
+static ZEROS: [u8; 512] = [0; 512];
+
+/// Empties a value whose zero bytes mean nothing. See [`copy`] for why.
+#[inline(always)]
+pub(crate) fn empty<T: Copy>(value: &mut T) {
+    const { assert!(size_of::<T>() <= 512) };
+    // SAFETY: the caller's types are plain numbers, for which zeros are a value.
+    let bytes = unsafe { core::slice::from_raw_parts_mut((&raw mut *value).cast::<u8>(), size_of::<T>()) };
+    read_bytes(&raw const ZEROS as u64, bytes);
 }
 
 /// Reads a member of a fixed type; zero if the kernel does not have it.
@@ -94,16 +125,27 @@ pub(crate) fn member<T: Copy + Default>(base: u64, entry: u32) -> T {
 /// Reads an unsigned member of whatever size the kernel gives it.
 #[inline(always)]
 pub(crate) fn number(base: u64, entry: u32) -> Option<u64> {
+    if has(entry) {
+        Some(number_or_zero(base, entry))
+    } else {
+        None
+    }
+}
+
+/// The same, 0 where the kernel does not have it. For layouts that the verifier does not know: an `Option` would let
+/// the compiler touch the value that a `None` does not have.
+#[inline(always)]
+pub(crate) fn number_or_zero(base: u64, entry: u32) -> u64 {
     if !has(entry) {
-        return None;
+        return 0;
     }
     let address = base + offset(entry);
     match entry >> 16 {
-        1 => Some(u64::from(read::<u8>(address))),
-        2 => Some(u64::from(read::<u16>(address))),
-        4 => Some(u64::from(read::<u32>(address))),
-        8 => Some(read::<u64>(address)),
-        _ => None,
+        1 => u64::from(read::<u8>(address)),
+        2 => u64::from(read::<u16>(address)),
+        4 => u64::from(read::<u32>(address)),
+        8 => read::<u64>(address),
+        _ => 0,
     }
 }
 

@@ -21,7 +21,9 @@ const ETH_P_ARP: u16 = u16::from_be(EtherType::Arp as u16);
 const ETH_P_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
 
 /// Who sends what to whom.
-#[repr(C)]
+///
+/// Aligned, so that the compiler moves it in words.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tuple {
     pub(crate) src: Address,
@@ -93,7 +95,7 @@ pub(crate) fn address_at(address: u64, v6: bool) -> Address {
 /// Parses the headers in `bytes`, which hold `len` valid bytes of a packet with this EtherType.
 #[inline(always)]
 pub(crate) fn parse(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> u32 {
-    *tuple = Tuple::default();
+    kernel::empty(tuple);
     let mut found = 0;
     let at;
     if ethertype == ETH_P_IP && len >= Ipv4Hdr::LEN as u32 {

@@ -5,7 +5,7 @@ use droptrace_common::Site;
 use crate::{
     args::Entry,
     hint,
-    kernel::{ipvs_layout, layout},
+    kernel::{has, ipvs_layout, layout},
 };
 
 /// ICMP destination unreachable, port unreachable (include/uapi/linux/icmp.h, icmpv6.h).
@@ -65,13 +65,9 @@ pub(crate) fn nf_send_reset_entry(ctx: &impl Entry, v6: bool) {
     } else {
         ipvs_layout!(layout, arg_nf_send_reset_skb)
     };
-    // The verifier cannot know the index: one branch for each form of the function.
-    let skb = match index {
-        1 => ctx.argument(1),
-        2 => ctx.argument(2),
-        _ => return,
-    };
-    rejected(skb);
+    if has(index) {
+        rejected(ctx.argument(index));
+    }
 }
 
 /// `nf_send_unreach(skb_in, code, hook)`.

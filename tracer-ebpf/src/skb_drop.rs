@@ -3,10 +3,10 @@
 //! `sk_skb_reason_drop` 6.12 and later).
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
-use droptrace_common::{FieldId, Site, Tally, bits, ct_status};
+use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status};
 
 use crate::{
-    emit::{self, Drop, Fields},
+    emit::{self, Drop, FREE_FIELDS, HINT_AT},
     hint::{self, HINT_FIELDS},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
@@ -92,31 +92,30 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
         // A hint's site tells the cause: its count does not depend on the place of the free.
         let key_location = if hint.is_some() { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {
-            let mut count = 0;
+            let route_error = if refdst != 0 {
+                member::<u16>(refdst, layout!(dst_error))
+            } else {
+                0
+            };
+            place_about(
+                &mut buffer.fields,
+                if rx_sk != 0 { rx_sk } else { sk },
+                route_error,
+            );
+            let paws = hint.is_none() && has_reason && reason == layout!(reason_paws);
+            place_paws(&mut buffer.fields, if paws { rx_sk } else { 0 });
+            let mut fields = FREE_FIELDS;
+            if !has_reason || reason == layout!(reason_netfilter_drop) {
+                emit::take_frames(ctx, buffer);
+                fields = HINT_AT;
+            } else if hint.is_some() {
+                emit::no_frames(buffer);
+            }
             if let Some(hint) = hint {
-                buffer.fields[..HINT_FIELDS].copy_from_slice(&hint.fields);
-                count = usize::from(hint.count);
-                if count > HINT_FIELDS {
-                    count = HINT_FIELDS;
-                }
+                emit::take_hint(buffer, hint);
+                fields = HINT_AT + HINT_FIELDS;
             }
-            let mut fields = Fields::after(&mut buffer.fields, count);
-            push_socket(&mut fields, if rx_sk != 0 { rx_sk } else { sk });
-            if hint.is_none() && has_reason && reason == layout!(reason_paws) {
-                push_paws(&mut fields, rx_sk);
-            }
-            if refdst != 0 {
-                let error = member::<u16>(refdst, layout!(dst_error));
-                if error != 0 {
-                    fields.push(FieldId::RouteError, u64::from(error));
-                }
-            }
-            count = fields.len();
-            let netfilter = layout!(reason_netfilter_drop);
-            if !has_reason || reason == netfilter {
-                count = emit::push_frames(ctx, buffer, count);
-            }
-            emit::send(buffer, count);
+            emit::send(buffer, fields);
         }
     }
     if waiting.is_some() && HINTS.remove(skb).is_ok() {
@@ -143,35 +142,51 @@ fn rp_filtered(before: u64, device: u64) -> bool {
     device != 0 && tcp_ext!(net_of_device(device), mib_rp_filter) > before
 }
 
-/// State and inode of a local socket.
+/// What the free tells of the packet's socket and route, at constant places.
 #[inline(always)]
-fn push_socket(fields: &mut Fields<'_>, sk: u64) {
-    if sk == 0 {
-        return;
-    }
-    let state: u8 = member(sk, layout!(sock_state));
-    fields.push(FieldId::SocketState, u64::from(state));
-    if state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV {
-        fields.push_some(FieldId::SocketInode, socket_inode(sk));
-    }
+fn place_about(fields: &mut [Field; FIELDS_MAX], sk: u64, route_error: u16) {
+    let state: u8 = if sk != 0 {
+        member(sk, layout!(sock_state))
+    } else {
+        0
+    };
+    let full = state != 0 && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV;
+    let inode = if full { socket_inode(sk).unwrap_or(0) } else { 0 };
+    fields[0] = unless_zero(FieldId::SocketState, u64::from(state));
+    fields[1] = unless_zero(FieldId::SocketInode, inode);
+    fields[2] = unless_zero(FieldId::RouteError, u64::from(route_error));
 }
 
 /// What a connection has stored, against which PAWS rejected the segment; without a hint it is no request's.
 #[inline(always)]
-fn push_paws(fields: &mut Fields<'_>, rx_sk: u64) {
-    if rx_sk == 0 {
+fn place_paws(fields: &mut [Field; FIELDS_MAX], sk: u64) {
+    let state: u8 = if sk != 0 {
+        member(sk, layout!(sock_state))
+    } else {
+        0
+    };
+    fields[3].id = 0;
+    fields[4].id = 0;
+    if state == 0 || state == TCP_LISTEN || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV {
         return;
     }
-    let state: u8 = member(rx_sk, layout!(sock_state));
-    if state == TCP_LISTEN || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV {
-        return;
-    }
-    fields.push(
-        FieldId::TimestampStored,
-        u64::from(member::<u32>(rx_sk, layout!(tcp_ts_recent))),
-    );
-    if let Some(stamp) = kernel::number(rx_sk, layout!(tcp_ts_recent_stamp)) {
-        time_wait::push_age(fields, stamp);
+    let stored: u32 = member(sk, layout!(tcp_ts_recent));
+    fields[3] = Field {
+        id: FieldId::TimestampStored as u32,
+        pad: 0,
+        value: u64::from(stored),
+    };
+    let stamp = kernel::number(sk, layout!(tcp_ts_recent_stamp)).unwrap_or(0);
+    fields[4] = unless_zero(FieldId::TimestampAge, time_wait::age(stamp));
+}
+
+/// A field, or an empty place.
+#[inline(always)]
+fn unless_zero(id: FieldId, value: u64) -> Field {
+    Field {
+        id: if value == 0 { 0 } else { id as u32 },
+        pad: 0,
+        value,
     }
 }
 

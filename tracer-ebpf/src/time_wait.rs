@@ -211,13 +211,12 @@ fn rebuild(
     tcp: &[u8; TCP_HEADER],
 ) -> usize {
     const AF_INET6: u16 = 10;
-    *tuple = packet::Tuple {
-        protocol: 6,
-        tcp_flags: tcp[TCP_FLAGS],
-        ..packet::Tuple::default()
-    };
+    kernel::empty(tuple);
+    tuple.protocol = 6;
+    tuple.tcp_flags = tcp[TCP_FLAGS];
     tuple.sport = u16::from_be_bytes([tcp[0], tcp[1]]);
     tuple.dport = u16::from_be_bytes([tcp[2], tcp[3]]);
+    kernel::empty(packet);
     let length;
     if member::<u16>(sk, layout!(sock_family)) == AF_INET6 {
         tuple.src = member(sk, layout!(sock_v6_daddr));
@@ -236,7 +235,6 @@ fn rebuild(
         );
         tuple.src = packet::mapped(src);
         tuple.dst = packet::mapped(dst);
-        packet[..IPV4_HEADER].fill(0);
         packet[0] = 0x45;
         packet[9] = 6;
         packet[12..16].copy_from_slice(&src);
@@ -248,11 +246,20 @@ fn rebuild(
     length
 }
 
+/// Age in seconds of a stamp that the kernel took in seconds since boot; 0 for none.
 #[inline(always)]
-pub(crate) fn push_age(fields: &mut Fields<'_>, stamp: u64) {
-    let now = uptime();
-    if stamp != 0 && now >= stamp {
-        fields.push(FieldId::TimestampAge, now - stamp);
+pub(crate) fn age(stamp: u64) -> u64 {
+    if stamp == 0 {
+        0
+    } else {
+        uptime().saturating_sub(stamp)
+    }
+}
+
+#[inline(always)]
+fn push_age(fields: &mut Fields<'_>, stamp: u64) {
+    if stamp != 0 {
+        fields.push(FieldId::TimestampAge, age(stamp));
     }
 }
 

@@ -20,6 +20,8 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// Waits for modules to come or go: by the kernel's device events, else by reading `/proc/modules` every second.
 pub struct ModuleWatch {
     source: Source,
+    /// Something happened that was not told yet.
+    untold: bool,
 }
 
 enum Source {
@@ -34,24 +36,29 @@ impl ModuleWatch {
             Ok(socket) => Source::Events(socket),
             Err(_) => Source::Poll { last: modules() },
         };
-        Self { source }
+        Self {
+            source,
+            untold: false,
+        }
     }
 
     /// Waits until a module comes or goes. Cancel safe: what it has not told it tells next time.
     pub async fn changed(&mut self) {
         match &mut self.source {
             Source::Events(socket) => loop {
+                if self.untold {
+                    time::sleep(SETTLE).await;
+                    drain(socket.get_ref());
+                    self.untold = false;
+                    return;
+                }
                 let Ok(mut ready) = socket.readable().await else {
                     // No more events from this socket: nothing left to tell.
                     return std::future::pending().await;
                 };
-                let seen = drain(socket.get_ref());
+                // Kept until it is told: the caller may give up waiting while the other modules settle.
+                self.untold |= drain(socket.get_ref());
                 ready.clear_ready();
-                if seen {
-                    time::sleep(SETTLE).await;
-                    drain(socket.get_ref());
-                    return;
-                }
             },
             Source::Poll { last } => loop {
                 time::sleep(POLL).await;
