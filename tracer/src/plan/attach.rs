@@ -4,7 +4,7 @@
 use std::{any::Any, error::Error, fs, io};
 
 use aya::{
-    Btf, Ebpf, EbpfError, EbpfLoader,
+    Btf, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
     maps::{Array, MapError, MapType},
     programs::{Program, ProgramError},
 };
@@ -134,9 +134,11 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     let scope = scope_bytes(options.scope);
     let per_cpu_offset = plan.variable(PER_CPU_OFFSET);
     let mut loader = EbpfLoader::new();
-    // No program has relocations against the kernel's types: user space resolves them.
+    // No program has relocations against the kernel's types: user space resolves them. Of the verifier's log only
+    // the error is wanted; what it says of each instruction takes megabytes, and several attempts to fit them.
     loader
         .btf(None)
+        .verifier_log_level(VerifierLogLevel::STATS)
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
         .override_global("PER_CPU_OFFSET", &per_cpu_offset, true);

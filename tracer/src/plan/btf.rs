@@ -436,14 +436,14 @@ pub fn module_layout(types: &[&Types]) -> (IpvsLayout, Vec<Missing>) {
 }
 
 /// The same for Linux 5.10, which has no BTF for modules: the one table of offsets that is not read from the
-/// kernel. The programs use a read through it only if the addresses, ports and protocol that it gives equal the
-/// packet's.
+/// kernel. The programs use what is read through it only if the addresses, ports and protocol that it gives equal
+/// the packet's.
 ///
 /// `struct ip_vs_conn`, `ip_vs_dest`, `ip_vs_service`: `include/net/ip_vs.h`, v5.10, with `CONFIG_IP_VS_IPV6`, without
 /// lock debugging. Parameters: `net/netfilter/ipvs/ip_vs_core.c` (`ip_vs_leave`, and `ip_vs_in` for its body
-/// `ip_vs_in.part.0`), `ip_vs_conn.c` (`ip_vs_conn_expire_now`, `ip_vs_conn_in_get_proto`),
-/// `net/ipv4/netfilter/nf_reject_ipv4.c` and `net/ipv6/netfilter/nf_reject_ipv6.c` (`nf_send_reset(net, oldskb, hook)`,
-/// `nf_send_reset6(net, oldskb, hook)`), v5.10.
+/// `ip_vs_in.part.0`), `ip_vs_conn.c` (`ip_vs_conn_expire_now`, `ip_vs_conn_in_get_proto`), v5.10;
+/// `nf_send_reset(net, sk, oldskb, hook)` and `nf_send_reset6`, `net/ipv4/netfilter/nf_reject_ipv4.c` and its IPv6 twin,
+/// as 5.10 has them since a stable update gave them `sk` (before, the hint of a rejected packet finds no packet).
 pub const LAYOUT_5_10: IpvsLayout = {
     const fn at(offset: u32, size: u32) -> u32 {
         offset | size << 16
@@ -472,8 +472,8 @@ pub const LAYOUT_5_10: IpvsLayout = {
         arg_expire_now_cp: 0,
         arg_in_skb: 2,
         arg_conn_in_get_skb: 2,
-        arg_nf_send_reset_skb: 1,
-        arg_nf_send_reset6_skb: 1,
+        arg_nf_send_reset_skb: 2,
+        arg_nf_send_reset6_skb: 2,
     }
 };
 
@@ -522,4 +522,361 @@ fn in_memory(bytes: &[u8]) -> io::Result<fs::File> {
     let mut file = fs::File::from(memfd_create(c"btf", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(bytes)?;
     Ok(file)
+}
+
+/// BTF written by hand (`Documentation/bpf/btf.rst`), for tests: a kernel's own takes megabytes.
+#[cfg(test)]
+pub(super) mod blob {
+    /// A member, parameter or enumerator: name, type or value, offset in bits, bits of a bit field.
+    pub(crate) type Part<'a> = (&'a str, u32, u32, u32);
+
+    const HEADER: u32 = 24;
+    const INT: u32 = 1;
+    const POINTER: u32 = 2;
+    const ARRAY: u32 = 3;
+    const STRUCT: u32 = 4;
+    const UNION: u32 = 5;
+    const ENUM: u32 = 6;
+    const TYPEDEF: u32 = 8;
+    const CONST: u32 = 10;
+    const FUNC: u32 = 12;
+    const FUNC_PROTO: u32 = 13;
+    const ENUM64: u32 = 19;
+
+    /// BTF in the making. Every method adds a type and gives its id.
+    pub(crate) struct Blob {
+        strings: Vec<u8>,
+        strings_before: u32,
+        types: Vec<u8>,
+        last: u32,
+    }
+
+    impl Blob {
+        pub(crate) fn new() -> Self {
+            Self {
+                strings: vec![0],
+                strings_before: 0,
+                types: Vec::new(),
+                last: 0,
+            }
+        }
+
+        /// Split BTF that continues this one.
+        pub(crate) fn split(&self) -> Self {
+            Self {
+                strings: vec![0],
+                strings_before: self.strings_before + self.strings.len() as u32,
+                types: Vec::new(),
+                last: self.last,
+            }
+        }
+
+        pub(crate) fn bytes(&self) -> Vec<u8> {
+            let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
+            let mut bytes = vec![0x9f, 0xeb, 1, 0];
+            for number in [HEADER, 0, types, types, strings] {
+                bytes.extend(number.to_le_bytes());
+            }
+            bytes.extend(&self.types);
+            bytes.extend(&self.strings);
+            bytes
+        }
+
+        fn string(&mut self, text: &str) -> u32 {
+            if text.is_empty() {
+                return 0;
+            }
+            let offset = self.strings_before + self.strings.len() as u32;
+            self.strings.extend(text.as_bytes());
+            self.strings.push(0);
+            offset
+        }
+
+        fn add(
+            &mut self,
+            name: &str,
+            kind: u32,
+            count: u32,
+            flag: bool,
+            size_or_type: u32,
+            rest: &[u32],
+        ) -> u32 {
+            let name = self.string(name);
+            let info = count | kind << 24 | u32::from(flag) << 31;
+            for number in [name, info, size_or_type].iter().chain(rest) {
+                self.types.extend(number.to_le_bytes());
+            }
+            self.last += 1;
+            self.last
+        }
+
+        pub(crate) fn int(&mut self, name: &str, size: u32) -> u32 {
+            self.add(name, INT, 0, false, size, &[size * 8])
+        }
+
+        pub(crate) fn pointer(&mut self, to: u32) -> u32 {
+            self.add("", POINTER, 0, false, to, &[])
+        }
+
+        pub(crate) fn constant(&mut self, of: u32) -> u32 {
+            self.add("", CONST, 0, false, of, &[])
+        }
+
+        pub(crate) fn typedef(&mut self, name: &str, of: u32) -> u32 {
+            self.add(name, TYPEDEF, 0, false, of, &[])
+        }
+
+        pub(crate) fn array(&mut self, of: u32, length: u32) -> u32 {
+            self.add("", ARRAY, 0, false, 0, &[of, of, length])
+        }
+
+        pub(crate) fn structure(&mut self, name: &str, size: u32, members: &[Part<'_>]) -> u32 {
+            self.composite(name, STRUCT, size, members)
+        }
+
+        pub(crate) fn union(&mut self, name: &str, size: u32, members: &[Part<'_>]) -> u32 {
+            self.composite(name, UNION, size, members)
+        }
+
+        fn composite(&mut self, name: &str, kind: u32, size: u32, members: &[Part<'_>]) -> u32 {
+            let rest: Vec<u32> = members
+                .iter()
+                .flat_map(|(name, of, offset, bits)| [self.string(name), *of, offset | bits << 24])
+                .collect();
+            self.add(name, kind, members.len() as u32, true, size, &rest)
+        }
+
+        pub(crate) fn enumeration(&mut self, name: &str, values: &[(&str, u32)]) -> u32 {
+            let rest: Vec<u32> = values
+                .iter()
+                .flat_map(|(name, value)| [self.string(name), *value])
+                .collect();
+            self.add(name, ENUM, values.len() as u32, false, 4, &rest)
+        }
+
+        pub(crate) fn enumeration64(&mut self, name: &str, values: &[(&str, u64)]) -> u32 {
+            let rest: Vec<u32> = values
+                .iter()
+                .flat_map(|(name, value)| [self.string(name), *value as u32, (*value >> 32) as u32])
+                .collect();
+            self.add(name, ENUM64, values.len() as u32, false, 8, &rest)
+        }
+
+        pub(crate) fn prototype(&mut self, parameters: &[(&str, u32)]) -> u32 {
+            let rest: Vec<u32> = parameters
+                .iter()
+                .flat_map(|(name, of)| [self.string(name), *of])
+                .collect();
+            self.add("", FUNC_PROTO, parameters.len() as u32, false, 0, &rest)
+        }
+
+        pub(crate) fn function(&mut self, name: &str, parameters: &[(&str, u32)]) -> u32 {
+            let prototype = self.prototype(parameters);
+            self.add(name, FUNC, 0, false, prototype, &[])
+        }
+
+        /// The typedef of a tracepoint with so many arguments.
+        pub(crate) fn tracepoint(&mut self, name: &str, arguments: usize) -> u32 {
+            let int = self.int("long", 8);
+            let prototype = self.prototype(&vec![("", int); arguments + 1]);
+            let pointer = self.pointer(prototype);
+            self.typedef(&format!("btf_trace_{name}"), pointer)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{blob::Blob, *};
+
+    fn wanted() -> Wanted {
+        Wanted(HashSet::from([
+            "outer",
+            "twice",
+            "function",
+            "colours",
+            "A",
+            "B",
+            "C",
+            "in_module",
+            "of_module",
+            KFREE_SKB_TYPEDEF,
+        ]))
+    }
+
+    fn written(blob: &Blob) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&blob.bytes()).unwrap();
+        file
+    }
+
+    fn types(blob: &Blob) -> Types {
+        Types::read(written(blob).path(), &wanted()).unwrap()
+    }
+
+    fn resolve(types: &Types, resolve: Resolve) -> Result<u32, String> {
+        types.resolve_one(&resolve)
+    }
+
+    #[test]
+    fn members_are_found_through_anonymous_unions_typedefs_and_arrays() {
+        let mut blob = Blob::new();
+        let byte = blob.int("u8", 1);
+        let word = blob.int("u16", 2);
+        let number = blob.typedef("number", word);
+        let number = blob.constant(number);
+        let bytes = blob.array(byte, 5);
+        let pointer = blob.pointer(0);
+        let inner = blob.structure(
+            "inner",
+            8,
+            &[("x", byte, 0, 0), ("y", number, 16, 0), ("many", bytes, 24, 0)],
+        );
+        let anonymous = blob.union("", 8, &[("plain", pointer, 0, 0), ("in", inner, 0, 0)]);
+        let large = blob.array(pointer, 20_000);
+        blob.structure(
+            "outer",
+            24,
+            &[
+                ("first", word, 0, 0),
+                ("", anonymous, 64, 0),
+                ("flag", byte, 131, 1),
+                ("wide", byte, 132, 3),
+                ("large", large, 192, 0),
+            ],
+        );
+        let types = types(&blob);
+        let member = |path| resolve(&types, Resolve::Member("outer", path));
+        assert_eq!(member("first"), Ok(2 << 16));
+        assert_eq!(member("plain"), Ok(8 << 16 | 8));
+        assert_eq!(member("in"), Ok(8 << 16 | 8));
+        assert_eq!(member("in.y"), Ok(2 << 16 | 10));
+        assert_eq!(member("in.many"), Ok(5 << 16 | 11));
+        assert_eq!(member("large"), Ok(0xffff << 16 | 24));
+        assert_eq!(
+            member("in.z"),
+            Err("this kernel's BTF has no outer.in.z".to_owned())
+        );
+        assert!(member("flag").is_err(), "a bit field has no byte of its own");
+        assert_eq!(resolve(&types, Resolve::Bit("outer", "flag")), Ok(131));
+        assert_eq!(resolve(&types, Resolve::Bit("outer", "wide")), Ok(132));
+        assert_eq!(resolve(&types, Resolve::Size("outer")), Ok(24));
+        assert!(
+            resolve(&types, Resolve::Size("inner")).is_err(),
+            "nobody wanted it"
+        );
+    }
+
+    #[test]
+    fn types_of_one_name_must_agree() {
+        let mut blob = Blob::new();
+        let byte = blob.int("u8", 1);
+        blob.structure("twice", 8, &[("same", byte, 0, 0), ("other", byte, 8, 0)]);
+        blob.structure(
+            "twice",
+            8,
+            &[
+                ("same", byte, 0, 0),
+                ("other", byte, 16, 0),
+                ("more", byte, 24, 0),
+            ],
+        );
+        let types = types(&blob);
+        let member = |path| resolve(&types, Resolve::Member("twice", path));
+        assert_eq!(member("same"), Ok(1 << 16));
+        assert_eq!(member("more"), Ok(1 << 16 | 3));
+        assert!(
+            member("other")
+                .unwrap_err()
+                .contains("twice, with different values")
+        );
+    }
+
+    #[test]
+    fn enumerators_are_found_in_any_enum_or_in_theirs() {
+        let mut blob = Blob::new();
+        blob.enumeration("", &[("A", 3), ("unwanted", 4)]);
+        blob.enumeration64("", &[("B", 0xffff_0000)]);
+        blob.enumeration("colours", &[("C", 5)]);
+        blob.enumeration("shapes", &[("C", 6)]);
+        let types = types(&blob);
+        assert_eq!(resolve(&types, Resolve::Enumerator("", "A")), Ok(3));
+        assert_eq!(resolve(&types, Resolve::Enumerator("", "B")), Ok(0xffff_0000));
+        assert_eq!(resolve(&types, Resolve::Enumerator("colours", "C")), Ok(5));
+        assert!(resolve(&types, Resolve::Enumerator("", "C")).is_err());
+        assert!(resolve(&types, Resolve::Enumerator("colours", "A")).is_err());
+        assert_eq!(types.enumeration("colours"), Some(vec![("C".to_owned(), 5)]));
+        assert_eq!(types.enumeration("shapes"), None);
+    }
+
+    #[test]
+    fn parameters_are_found_by_name() {
+        let mut blob = Blob::new();
+        let int = blob.int("int", 4);
+        blob.function("function", &[("a", int), ("b", int), ("skb", int)]);
+        blob.tracepoint("kfree_skb", 4);
+        let types = types(&blob);
+        assert_eq!(resolve(&types, Resolve::Parameter("function", "skb")), Ok(2));
+        assert_eq!(resolve(&types, Resolve::ParameterCount("function")), Ok(3));
+        assert!(resolve(&types, Resolve::Parameter("function", "sk")).is_err());
+        assert!(types.has_function("function") && !types.has_function("outer"));
+        assert_eq!(resolve(&types, Resolve::TracepointArguments("kfree_skb")), Ok(4));
+        let entry = LayoutEntry {
+            name: "",
+            resolve: &[
+                Resolve::Parameter("function", "sk"),
+                Resolve::Parameter("function", "b"),
+            ],
+        };
+        assert_eq!(types.resolve(&entry), Ok(1));
+    }
+
+    #[test]
+    fn a_module_continues_the_kernel() {
+        let mut kernel = Blob::new();
+        let word = kernel.int("u16", 2);
+        kernel.structure("outer", 2, &[("x", word, 0, 0)]);
+        let mut module = kernel.split();
+        module.structure("of_module", 6, &[("y", word, 32, 0)]);
+        module.function("in_module", &[("skb", word)]);
+        let base = types(&kernel);
+        let module = base.read_module(written(&module).path(), &wanted()).unwrap();
+        assert_eq!(
+            resolve(&module, Resolve::Member("of_module", "y")),
+            Ok(2 << 16 | 4)
+        );
+        assert_eq!(resolve(&module, Resolve::Parameter("in_module", "skb")), Ok(0));
+        assert!(resolve(&base, Resolve::Size("of_module")).is_err());
+    }
+
+    #[test]
+    fn what_is_no_btf_is_told() {
+        let read = |bytes: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(bytes).unwrap();
+            Types::read(file.path(), &wanted()).map(|_| ())
+        };
+        assert!(matches!(read(b""), Err(BtfError::Malformed { .. })));
+        assert!(matches!(
+            read(b"not btf at all, but long enough"),
+            Err(BtfError::Malformed { .. })
+        ));
+        let mut blob = Blob::new();
+        blob.int("u8", 1);
+        let bytes = blob.bytes();
+        for length in 0..bytes.len() {
+            assert!(read(&bytes[..length]).is_err(), "cut at {length}");
+        }
+        assert!(matches!(
+            Types::read(Path::new("/nonexistent/btf"), &wanted()),
+            Err(BtfError::Absent { .. })
+        ));
+    }
+
+    #[test]
+    fn the_table_for_5_10_is_whole() {
+        for index in 0..IpvsLayout::ENTRIES.len() {
+            assert_ne!(LAYOUT_5_10.get(index), Some(droptrace_common::ABSENT));
+        }
+    }
 }

@@ -95,3 +95,74 @@ fn core_name(name: &str) -> Option<&str> {
         _ => name.strip_prefix("SKB_DROP_REASON_"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::{
+        super::btf::{Wanted, blob::Blob},
+        *,
+    };
+
+    fn reasons(blob: &Blob) -> Reasons {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&blob.bytes()).unwrap();
+        let types = Types::read(file.path(), &Wanted::default().and(wanted())).unwrap();
+        let mut reasons = Reasons::default();
+        reasons.add(&types);
+        reasons
+    }
+
+    #[test]
+    fn names_come_from_the_kernel() {
+        let mut blob = Blob::new();
+        blob.enumeration(
+            "skb_drop_reason",
+            &[
+                ("SKB_NOT_DROPPED_YET", 0),
+                ("SKB_CONSUMED", 1),
+                ("SKB_DROP_REASON_NOT_SPECIFIED", 2),
+                ("SKB_DROP_REASON_NO_SOCKET", 3),
+                ("SKB_DROP_REASON_MAX", 4),
+                ("SKB_DROP_REASON_SUBSYS_MASK", 0xffff_0000),
+            ],
+        );
+        blob.enumeration(
+            "skb_drop_reason_subsys",
+            &[
+                ("SKB_DROP_REASON_SUBSYS_CORE", 0),
+                ("SKB_DROP_REASON_SUBSYS_OPENVSWITCH", 2),
+                ("SKB_DROP_REASON_SUBSYS_NUM", 3),
+            ],
+        );
+        blob.enumeration(
+            "ovs_drop_reason",
+            &[
+                ("__OVS_DROP_REASON", 2 << 16),
+                ("OVS_DROP_LAST_ACTION", (2 << 16) + 1),
+            ],
+        );
+        let reasons = reasons(&blob);
+        let name = |reason| reasons.name(reason);
+        assert_eq!(name(3).as_deref(), Some("NO_SOCKET"));
+        assert_eq!(name(1).as_deref(), Some("CONSUMED"));
+        assert_eq!(name((2 << 16) + 1).as_deref(), Some("OVS_DROP_LAST_ACTION"));
+        assert_eq!(name((2 << 16) + 9).as_deref(), Some("OPENVSWITCH_9"));
+        assert_eq!(name((7 << 16) + 9).as_deref(), Some("SUBSYS_7:9"));
+        assert_eq!(name((3 << 16) + 1).as_deref(), Some("SUBSYS_3:1"));
+        for nothing in [0, 4, 5] {
+            assert_eq!(name(nothing), None);
+        }
+        assert!(reasons.any() && reasons.has("NO_SOCKET") && !reasons.has("MAX"));
+    }
+
+    #[test]
+    fn a_kernel_without_reasons_has_none() {
+        let mut blob = Blob::new();
+        blob.int("u8", 1);
+        let reasons = reasons(&blob);
+        assert!(!reasons.any());
+        assert_eq!(reasons.name(3), None);
+    }
+}
