@@ -56,7 +56,8 @@ Examples:
   droptrace capture -o drops.pcapng -- ./reproduce.sh
   droptrace capture -o - | wireshark -k -i -
 
-The file opens in Wireshark: each drop is a packet with its cause as comment. `droptrace show` reads all of it.")]
+The file opens in Wireshark: each drop is a packet with its cause as comment (display filter
+frame.comment). `droptrace show` reads all of it.")]
     Capture(CaptureArgs),
     /// Print the drops of a capture file (any host, no root)
     #[command(after_help = "\
