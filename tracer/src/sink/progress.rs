@@ -36,6 +36,21 @@ impl<S: Storage> Captured<S> {
         }
     }
 
+    /// A failure with the file's name and the next step; what ends a run as it should stays as it is.
+    fn told(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::FileTooLarge => error,
+            kind => {
+                self.clear();
+                let text = format!(
+                    "cannot write {0}: {error}; all that was written until then is whole; next: make room, and `droptrace show {0}` reads it",
+                    self.name
+                );
+                io::Error::new(kind, text)
+            }
+        }
+    }
+
     /// Clears the line of progress.
     fn clear(&self) {
         if self.terminal {
@@ -68,7 +83,9 @@ impl<S: Storage> Sink for Captured<S> {
             }
             Record::Counts(_) | Record::Summary(_) => {}
         }
-        self.file.record(record, origin)?;
+        self.file
+            .record(record, origin)
+            .map_err(|error| self.told(error))?;
         if let Record::Summary(end) = record {
             self.clear();
             let text = summary::text(end, self.coverage.as_ref(), &self.netns_names);

@@ -8,6 +8,7 @@ mod view;
 
 use std::{
     io::{self, Write, stdout},
+    panic,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -31,6 +32,8 @@ use crate::diagnose::Record;
 const FRAME: Duration = Duration::from_millis(100);
 /// The clock in the header moves on this often, even when nothing comes.
 const CLOCK: Duration = Duration::from_secs(1);
+/// Name of the thread that draws.
+const THREAD: &str = "droptrace-tui";
 
 /// The full-screen view, as a sink. Dropping it gives the terminal back.
 pub struct Tui {
@@ -44,6 +47,8 @@ struct Shared {
     changed: AtomicBool,
     /// The thread shall end.
     stop: AtomicBool,
+    /// The terminal is as it was before.
+    given_back: AtomicBool,
     quit: Arc<Notify>,
 }
 
@@ -52,6 +57,27 @@ impl Shared {
         // A panic while drawing leaves the records as they were.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Gives the terminal back, once.
+    fn give_back(&self) {
+        if !self.given_back.swap(true, Ordering::Relaxed) {
+            ratatui::restore();
+        }
+    }
+}
+
+/// Without this, the next drawing would cover the message of the panic.
+fn stop_before_panic_is_told(shared: Arc<Shared>) {
+    let next = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !shared.given_back.swap(true, Ordering::Relaxed) {
+            shared.stop.store(true, Ordering::Relaxed);
+            if thread::current().name() != Some(THREAD) {
+                thread::sleep(2 * FRAME);
+            }
+        }
+        next(info);
+    }));
 }
 
 impl Tui {
@@ -63,11 +89,13 @@ impl Tui {
             state: Mutex::new(State::new(benign)),
             changed: AtomicBool::new(true),
             stop: AtomicBool::new(false),
+            given_back: AtomicBool::new(false),
             quit: quit.clone(),
         });
         // Its panic hook gives the terminal back, whichever thread panics.
         let terminal = ratatui::try_init()?;
-        let thread = thread::Builder::new().name("tui".to_owned()).spawn({
+        stop_before_panic_is_told(shared.clone());
+        let thread = thread::Builder::new().name(THREAD.to_owned()).spawn({
             let shared = shared.clone();
             move || {
                 let _told = TellQuit(shared.quit.clone());
@@ -77,7 +105,7 @@ impl Tui {
         let thread = match thread {
             Ok(thread) => thread,
             Err(error) => {
-                ratatui::restore();
+                shared.give_back();
                 return Err(error);
             }
         };
@@ -97,7 +125,7 @@ impl Tui {
         let result = thread
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the full-screen view panicked")));
-        ratatui::restore();
+        self.shared.give_back();
         result
     }
 }
