@@ -7,7 +7,7 @@ use crate::{
     args::{Entry, Exit},
     emit::{self, Fields},
     hint::{self, HINT_FIELDS},
-    kernel::{self, has, ipvs_layout, member, offset, read},
+    kernel::{self, has, ipvs_layout, layout, member, offset, read},
     maps::{CANDIDATES, MISDELIVERED},
     packet::{self, Tuple},
     scratch::{self, Function},
@@ -24,6 +24,9 @@ const SYN_RECV: u16 = 3;
 const DIED_WITHIN_NS: u64 = 10_000_000_000;
 /// Netfilter verdict NF_DROP.
 const NF_DROP: u32 = 0;
+
+/// Place in the scratch of [`Function::IpvsIn`]: calls within the call.
+const NESTED: usize = 0;
 
 /// What a packet looks like once IPVS has sent it to its server.
 #[repr(C)]
@@ -79,9 +82,18 @@ pub(crate) fn expire_now_entry(ctx: &impl Entry) {
 pub(crate) fn in_entry(ctx: &impl Entry) {
     let Some(layout) = kernel::ipvs() else { return };
     let skb = ctx.argument(ipvs_layout!(layout, arg_in_skb));
-    if let Some(call) = scratch::slot(Function::IpvsIn) {
-        call.skb = skb;
+    let Some(call) = scratch::slot(Function::IpvsIn) else {
+        return;
+    };
+    if kernel::bit_field(skb, layout!(skb_ipvs_property), 1) != 0 {
+        // IPVS sends the packet on through LOCAL_OUT, where its own hook lets it pass: a call within the call.
+        if call.skb != 0 {
+            call.values[NESTED] += 1;
+        }
+        return;
     }
+    call.skb = skb;
+    call.values[NESTED] = 0;
     if let Some(candidate) = candidate() {
         candidate.skb = 0;
     }
@@ -155,6 +167,10 @@ pub(crate) fn in_exit(ctx: &impl Exit) {
     let Some(call) = scratch::take(Function::IpvsIn) else {
         return;
     };
+    if call.values[NESTED] != 0 {
+        call.values[NESTED] -= 1;
+        return;
+    }
     let skb = call.skb;
     call.skb = 0;
     let Some(candidate) = candidate() else { return };

@@ -63,7 +63,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
         }
     }
     if refdst != 0 {
-        let error = member::<u16>(refdst, layout!(dst_error));
+        let error = route_error(refdst);
         // EHOSTUNREACH, ENETUNREACH
         if error == 113 || error == 101 {
             found |= bits::NO_ROUTE;
@@ -80,7 +80,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     }
     if scope::admits(&buffer.work.tuple, netns) {
         found |= packet::memberships(&mut buffer.work, netns);
-        let ifindex = device_index(device, buffer.header.iif);
+        let ifindex = device_index(device, buffer.header.iif, refdst);
         let drop = Drop {
             site,
             netns,
@@ -92,15 +92,10 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
         // A hint's site tells the cause: its count does not depend on the place of the free.
         let key_location = if hint.is_some() { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {
-            let route_error = if refdst != 0 {
-                member::<u16>(refdst, layout!(dst_error))
-            } else {
-                0
-            };
             place_about(
                 &mut buffer.fields,
                 if rx_sk != 0 { rx_sk } else { sk },
-                route_error,
+                route_error(refdst),
             );
             let paws = hint.is_none() && has_reason && reason == layout!(reason_paws);
             place_paws(&mut buffer.fields, if paws { rx_sk } else { 0 });
@@ -124,15 +119,27 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     emit::release();
 }
 
-/// Index of the device that the packet is on. `skb->dev` shares its place with other things once the
-/// packet is queued in a socket (include/linux/skbuff.h): what has no netns is no device.
+/// Index of the device that the packet is on, came by, or is to leave by. `skb->dev` shares its place with other
+/// things once the packet is queued in a socket (include/linux/skbuff.h): what has no netns is no device.
 #[inline(always)]
-fn device_index(device: u64, iif: u32) -> u32 {
+fn device_index(device: u64, iif: u32, refdst: u64) -> u32 {
     if device != 0 && kernel::inode_of_net(net_of_device(device)) != 0 {
         member(device, layout!(dev_ifindex))
-    } else {
+    } else if iif != 0 || refdst == 0 {
         iif
+    } else {
+        member(member(refdst, layout!(dst_dev)), layout!(dev_ifindex))
     }
+}
+
+/// Why a route leads nowhere (`dst_entry.error`), as a positive errno: IPv4 keeps it positive, IPv6 negative
+/// (net/ipv4/route.c `ip_route_input_slow`, net/ipv6/route.c `ip6_rt_type_to_error`, 5.10 - 7.3).
+#[inline(always)]
+fn route_error(refdst: u64) -> u16 {
+    if refdst == 0 {
+        return 0;
+    }
+    member::<i16>(refdst, layout!(dst_error)).unsigned_abs()
 }
 
 /// Whether IPReversePathFilter grew since the martian handler ran

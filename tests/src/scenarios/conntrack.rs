@@ -113,7 +113,10 @@ impl Held {
             match self.queue.recv() {
                 Ok(message) => return Ok(message),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    ensure!(Instant::now() < until, "no packet was queued within twenty seconds");
+                    ensure!(
+                        Instant::now() < until,
+                        "no packet was queued within twenty seconds"
+                    );
                     thread::sleep(Duration::from_millis(5));
                 }
                 Err(error) => bail!("cannot read the NFQUEUE: {error}"),

@@ -148,7 +148,6 @@ impl Ledger {
         for (key, value) in &totals.keys {
             if key.site == Site::ConntrackClashResolved as u16 {
                 counts.clashes_resolved += value.packets;
-                continue;
             }
             // The later end of a packet that was counted when it was sent astray.
             if key.bits & bits::DIED_AS != 0 {

@@ -194,12 +194,15 @@ pub(super) static MULTICAST_NOT_JOINED: Cause = benign(
     "multicast-not-joined",
     "multicast packet of a group that nobody here joined",
     "The device or bridge let a multicast packet through that no socket of this netns asked for: ip6_mc_input \
-     (net/ipv6/ip6_input.c) frees it, for IPv4 the route lookup fails (ip_rcv_finish_core). For IPv4 on kernels without \
+     (net/ipv6/ip6_input.c) frees it, or ip6_pkt_discard while the device has no multicast route yet; for IPv4 the route \
+     lookup fails (ip_rcv_finish_core). For IPv4 on kernels without \
      drop reasons rp_filter looks the same, and the packet stays unknown there.",
     |signature| {
         signature.site == Site::Free
             && signature.has(bits::MULTICAST)
             && (signature.unspecified() && signature.at(&["ip6_mc_input"])
+                || signature.because(&["IP_INNOROUTES"])
+                    && signature.at(&["ip6_pkt_discard", "ip6_pkt_drop"])
                 || signature.because(&["NOT_SPECIFIED"])
                     && signature.at(&["ip_rcv_finish_core"])
                     && signature.bits & (bits::SOURCE_LOCAL | bits::SOURCE_NOT_UNICAST) == 0)
@@ -211,8 +214,11 @@ pub(super) static NOT_A_PACKET: Cause = benign(
     "kernel buffer that is no network packet",
     "Buffers of Unix sockets, netlink and NFQUEUE messages are freed through the same function as packets \
      (unix_stream_connect, nfnetlink_rcv_batch, __nfqnl_enqueue_packet, …); they have no protocol and were never on a \
-     network.",
+     network. Neither was the packet that the kernel makes up to answer `ip route get` (inet_rtm_getroute).",
     |signature| {
+        if signature.site == Site::Free && signature.at(&["inet_rtm_getroute", "inet6_rtm_getroute"]) {
+            return true;
+        }
         const STILL_A_PACKET: [&str; 5] = [
             "__ip_queue_xmit",
             "ip_queue_xmit",
