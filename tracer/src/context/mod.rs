@@ -232,7 +232,8 @@ impl Context {
         self.inner.shared.entry_hook.subscribe()
     }
 
-    /// SYNs that local sockets sent again since the start, by destination.
+    /// SYNs that local sockets in scope sent again since the start, by destination; whether a drop explains them is
+    /// not asked here. At most a second old, more where there are over a hundred namespaces.
     pub fn syn_unanswered(&self) -> Vec<SynUnanswered> {
         let state = self.inner.shared.state();
         state

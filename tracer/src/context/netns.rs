@@ -16,8 +16,10 @@ use nix::sched::{CloneFlags, setns};
 
 use super::ContextError;
 
-/// Folders in which programs keep named network namespaces, the first also under its old name.
-const NAMED: [&str; 3] = ["/run/netns", "/var/run/netns", "/run/docker/netns"];
+/// Folder of `ip netns`, also under its old name: what has a name there can be entered by it.
+const NAMED: [&str; 2] = ["/run/netns", "/var/run/netns"];
+/// Folders in which other programs keep network namespaces by a name of theirs.
+const KEPT: [&str; 1] = ["/run/docker/netns"];
 /// A process is looked at again in each of this many scans after it appeared, since it may still unshare.
 const YOUNG: u8 = 3;
 /// In every scan of this number all processes are looked at again.
@@ -35,7 +37,7 @@ mod ioctl {
 pub struct Netns {
     /// Inode number: what the kernel and `lsns` call it.
     pub inode: u32,
-    /// Its name in `/run/netns` or `/run/docker/netns`; `host` for that of process 1.
+    /// Its name for `ip netns`; `host` for that of process 1.
     pub name: Option<String>,
 }
 
@@ -255,6 +257,12 @@ pub(super) fn find(text: &str) -> Result<(Netns, PathBuf), ContextError> {
     {
         return Ok((with_name(*inode), found.path.clone()));
     }
+    for folder in KEPT {
+        let path = Path::new(folder).join(text);
+        if let Ok((_, inode)) = open(&path) {
+            return Ok((with_name(inode), path));
+        }
+    }
     match text.parse::<u32>() {
         Ok(inode) => match known.get(&inode) {
             Some(found) => Ok((with_name(inode), found.path.clone())),
@@ -298,7 +306,7 @@ garbage
         assert_eq!(mounts[0], (4_026_532_281, "/run/netns/blue".into()));
         assert_eq!(mounts[3], (4_026_532_600, "/srv/some place/ns".into()));
         assert_eq!(named(&mounts[0].1), Some("blue".into()));
-        assert_eq!(named(&mounts[2].1), Some("1a2b3c".into()));
+        assert_eq!(named(&mounts[2].1), None);
         assert_eq!(named(&mounts[3].1), None);
     }
 

@@ -187,7 +187,15 @@ fn a_listener_is_found_with_its_limit_and_owner() {
     assert_eq!(listener.queue_limit, 9);
 
     let event = packet(lab.inode, 6, address("192.0.2.9:555"), address("127.0.0.1:8082"));
-    let nothing = facts(&context, &event, &[Need::Listener]);
+    let nothing = facts(&context, &event, &[Need::Listener, Need::Conntrack]);
+    match nothing.conntrack {
+        Some(usage) => assert!(usage.max > 0 && usage.count <= usage.max, "{usage:?}"),
+        None => assert!(
+            nothing.missing["conntrack"].contains("nf_conntrack"),
+            "{:?}",
+            nothing.missing
+        ),
+    }
     assert_eq!(nothing.listener, None);
     assert!(
         nothing.missing["listener"].contains("nothing listens"),

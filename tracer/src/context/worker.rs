@@ -196,6 +196,10 @@ impl Worker {
         .map_or(SCAN_EVERY, |rest| rest + Duration::from_millis(1))
     }
 
+    fn in_scope(&self, netns: u32) -> bool {
+        self.scope.is_empty() || self.scope.contains_key(&netns)
+    }
+
     fn syn_every(&self) -> Duration {
         SYN_EVERY.max(SYN_PER_NETNS * self.watched.len() as u32)
     }
@@ -494,9 +498,7 @@ impl Worker {
     /// The entry hook is needed where a netns in scope has services and keeps entries of removed servers.
     fn tell_entry_hook(&self) {
         let needed = self.shared.state().namespaces.iter().any(|(netns, known)| {
-            (self.scope.is_empty() || self.scope.contains_key(netns))
-                && !known.services.is_empty()
-                && known.expire_nodest_conn == Some(false)
+            self.in_scope(*netns) && !known.services.is_empty() && known.expire_nodest_conn == Some(false)
         });
         self.shared
             .entry_hook
@@ -635,8 +637,13 @@ impl Worker {
 
     fn look_for_syns(&mut self) {
         self.syn_asked = Instant::now();
-        let all: Vec<u32> = self.watched.keys().copied().collect();
-        for netns in all {
+        let looked_at: Vec<u32> = self
+            .watched
+            .keys()
+            .filter(|netns| self.in_scope(**netns))
+            .copied()
+            .collect();
+        for netns in looked_at {
             let Ok(mut visit) = self.visit(netns) else {
                 continue;
             };

@@ -25,9 +25,10 @@ pub(super) fn device<'a>(event: &RawEvent, facts: &'a Facts) -> Option<&'a str> 
 }
 
 /// `command` as it is run in the netns of the drop: through the owner's process where that is
-/// known, else by the name of the netns, else as it is.
+/// known, else by the name of the netns, else (and on the host itself) as it is.
 pub(super) fn in_netns(facts: &Facts, owner: Option<&Owner>, command: &str) -> String {
     match (owner, &facts.netns_name) {
+        (_, Some(name)) if name == "host" => command.to_owned(),
         (Some(owner), _) => format!("nsenter -t {} -n {command}", owner.pid),
         (None, Some(name)) => format!("ip netns exec {name} {command}"),
         (None, None) => command.to_owned(),
