@@ -623,9 +623,6 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
         let with = Fixture::new("6.1.0", 3, KALLSYMS).plan(&[]);
         assert!(with.has_reasons());
         assert!(matches!(choice(&with, "icmp_send"), Choice::NotNeeded { .. }));
-            choice(&with, "arp_error_report"),
-            Choice::NotNeeded { .. }
-        ));
         // The reason tells the cause; what the hook reads is missing.
         assert!(!gaps(&with, "rp-filter").contains(&None));
         assert!(gaps(&with, "rp-filter").contains(&Some("rp_filter")));
