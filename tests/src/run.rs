@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::{
     Result,
-    test::{Outcome, Scenario, Test},
+    test::{Outcome, Scenario, Test, late},
     trace::Trace,
 };
 
@@ -122,8 +122,9 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
             .collect();
         anyhow::ensure!(nowhere.is_empty(), "drops without a netns: {nowhere:?}");
         Ok(Outcome::Passed(format!(
-            "{} full events, {} lost, {} hints orphaned, {} clashes resolved",
+            "{} full events ({} without some fact, which the system did not give in time), {} lost, {} hints orphaned, {} clashes resolved",
             so_far.drops.len(),
+            so_far.drops.iter().filter(|drop| late(drop)).count(),
             counts.lost_events,
             counts.hints_orphaned,
             counts.clashes_resolved

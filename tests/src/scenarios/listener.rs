@@ -157,6 +157,15 @@ fn accept_queue_syn(t: &Test, family: IpFamily) -> Result<Outcome> {
         seen.evidence("queue_length", 512)?
             .evidence("somaxconn", 511)?
             .evidence("limit_from", "somaxconn")?;
+        let here = Some(std::process::id());
+        ensure!(
+            t.drops(&pair.server, "accept-queue-full").iter().any(|drop| drop
+                .owner
+                .as_ref()
+                .map(|owner| owner.pid)
+                == here),
+            "no drop names this process as the listener's owner"
+        );
     }
     drop((connections, listener));
     Ok(Outcome::Passed(format!(

@@ -150,8 +150,7 @@ fn label(
                 } else {
                     serde_json::Value::Null
                 },
-            )?
-            .has_evidence("interface")?;
+            )?;
     }
     Ok(())
 }
