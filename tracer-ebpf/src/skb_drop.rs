@@ -90,7 +90,9 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             bits: found,
         };
         // A hint's site tells the cause: its count does not depend on the place of the free.
-        let key_location = if hint.is_some() { 0 } else { location };
+        // Not so an answer alone: who answers a port unreachable is told by the place.
+        let told = hint.is_some() && site != Site::PortUnreachable;
+        let key_location = if told { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {
             place_about(
                 &mut buffer.fields,

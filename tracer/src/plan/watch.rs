@@ -6,7 +6,10 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
 };
 use std::os::fd::OwnedFd;
-use tokio::{io::unix::AsyncFd, time};
+use tokio::{
+    io::unix::AsyncFd,
+    time::{self, Instant},
+};
 
 /// Multicast group of the kernel's own device events (`lib/kobject_uevent.c`).
 const KERNEL_EVENTS: u32 = 1;
@@ -17,11 +20,15 @@ const POLL: Duration = Duration::from_secs(1);
 /// A module brings others with it: how long to wait for them.
 const SETTLE: Duration = Duration::from_millis(20);
 
+/// The kernel tells of a module that goes before its symbols are gone (`free_module`, kernel/module/main.c): how long
+/// until a second look.
+const GONE: Duration = Duration::from_secs(1);
+
 /// Waits for modules to come or go: by the kernel's device events, else by reading `/proc/modules` every second.
 pub struct ModuleWatch {
     source: Source,
-    /// Something happened that was not told yet.
-    untold: bool,
+    /// When to tell what has happened, soonest last. Kept here, since the caller may give up waiting meanwhile.
+    due: Vec<Instant>,
 }
 
 enum Source {
@@ -38,7 +45,7 @@ impl ModuleWatch {
         };
         Self {
             source,
-            untold: false,
+            due: Vec::new(),
         }
     }
 
@@ -46,19 +53,24 @@ impl ModuleWatch {
     pub async fn changed(&mut self) {
         match &mut self.source {
             Source::Events(socket) => loop {
-                if self.untold {
-                    time::sleep(SETTLE).await;
-                    drain(socket.get_ref());
-                    self.untold = false;
-                    return;
+                let next = self.due.last().copied();
+                tokio::select! {
+                    () = time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
+                        self.due.pop();
+                        return;
+                    }
+                    ready = socket.readable() => {
+                        let Ok(mut ready) = ready else {
+                            // No more events from this socket: nothing left to tell.
+                            return std::future::pending().await;
+                        };
+                        if drain(socket.get_ref()) {
+                            let now = Instant::now();
+                            self.due = vec![now + GONE, now + SETTLE];
+                        }
+                        ready.clear_ready();
+                    }
                 }
-                let Ok(mut ready) = socket.readable().await else {
-                    // No more events from this socket: nothing left to tell.
-                    return std::future::pending().await;
-                };
-                // Kept until it is told: the caller may give up waiting while the other modules settle.
-                self.untold |= drain(socket.get_ref());
-                ready.clear_ready();
             },
             Source::Poll { last } => loop {
                 time::sleep(POLL).await;

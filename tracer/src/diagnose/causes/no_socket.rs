@@ -58,8 +58,8 @@ pub(super) static CAUSE: Cause = Cause {
 pub(super) fn found_none(signature: &Signature<'_>) -> bool {
     match signature.site {
         Site::ResetWithoutSocket => true,
-        // A count key with a hint has no location.
-        Site::PortUnreachable => signature.location.is_none() || signature.at(&UDP_RECEIVE),
+        // IPVS and netfilter answer the same way: the place tells who did.
+        Site::PortUnreachable => signature.at(&UDP_RECEIVE),
         Site::Free => {
             signature.because(&["NO_SOCKET"])
                 && !signature.has(bits::ICMP)
