@@ -230,6 +230,11 @@ fn reject(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
         "tcp",
         "REJECT --reject-with tcp-reset",
     )?;
+    // The rule has loaded the module that answers.
+    t.attached(match family {
+        V4 => &["nf_send_reset", "nf_send_unreach"],
+        V6 => &["nf_send_reset6", "nf_send_unreach6"],
+    })?;
     for number in 0..SENT as u16 {
         wire.tun
             .send(&Segment::syn(wire.peer(3000 + number), wire.address(PORT), 1).bytes()?)?;
