@@ -156,8 +156,6 @@ pub(crate) fn early_drop_exit(ctx: &impl Exit) {
     call.skb = 0;
     if ctx.returned(0) as u8 == 0 {
         let netns = kernel::inode_of_net(call.net);
-        hint::mark(Site::ConntrackTableFull, &Tuple::default(), netns, |fields| {
-            fields.push_some(FieldId::ConntrackMax, kernel::conntrack_max());
-        });
+        hint::mark(Site::ConntrackTableFull, &Tuple::default(), netns, |_| {});
     }
 }

@@ -15,23 +15,6 @@ pub(crate) static LAYOUT: Layout = Layout::ABSENT;
 #[unsafe(link_section = ".rodata")]
 static PER_CPU_OFFSET: u64 = 0;
 
-/// Address of the kernel's `nf_conntrack_max`; 0 when unknown (its module was not loaded).
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata")]
-static CONNTRACK_MAX: u64 = 0;
-
-/// The limit of the conntrack table.
-#[inline(always)]
-pub(crate) fn conntrack_max() -> Option<u64> {
-    // SAFETY: a plain number in read-only data; volatile, since user space replaced it.
-    let address = unsafe { read_volatile(&raw const CONNTRACK_MAX) };
-    if address == 0 {
-        None
-    } else {
-        Some(u64::from(read::<u32>(address)))
-    }
-}
-
 /// One entry of [`LAYOUT`].
 macro_rules! layout {
     ($entry:ident) => {

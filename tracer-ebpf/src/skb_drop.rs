@@ -3,6 +3,7 @@
 //! `sk_skb_reason_drop` 6.12 and later).
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
+use aya_log_ebpf::debug;
 use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status};
 
 use crate::{
@@ -91,6 +92,16 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
         };
         // A hint's site tells the cause: its count does not depend on the place of the free.
         // Not so an answer alone: who answers a port unreachable is told by the place.
+        debug!(
+            ctx,
+            "free of {:x} at {:x}: site {}, reason {}, bits {:x}, netns {}",
+            skb,
+            location,
+            site as u16,
+            reason,
+            found,
+            netns
+        );
         let told = hint.is_some() && site != Site::PortUnreachable;
         let key_location = if told { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {

@@ -30,7 +30,7 @@ use crate::{
     diagnose::{self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, classify},
     plan::{self, LoadOptions, Loaded, ModuleWatch, Plan, ProbeOptions},
     sink::{Origin, Sink},
-    source::{CountReader, KernelSets, Ledger, Ring},
+    source::{CountReader, KernelSets, Ledger, Ring, log},
 };
 
 /// How often totals are told.
@@ -104,9 +104,13 @@ impl<'a> Run<'a> {
         let load = LoadOptions {
             scope: scope_of(options),
             ipvs: options.ipvs,
+            log: log::wanted(),
             ..LoadOptions::default()
         };
         let mut loaded = plan::load(&plan, object, &load)?;
+        if log::wanted() {
+            log::follow(&mut loaded.ebpf)?;
+        }
         let ring = Ring::open(&mut loaded.ebpf)?;
         let reader = CountReader::open(&mut loaded.ebpf)?;
         let sets = KernelSets::open(&mut loaded.ebpf)?;
@@ -243,10 +247,7 @@ impl<'a> Run<'a> {
     /// Whether no line is wanted for this event; it is in the totals all the same.
     fn hidden(&self, event: &RawEvent, cause: &Cause) -> bool {
         let full_screen = self.options.output == Output::Tui;
-        // The later end of a packet that was reported when it was sent astray: not a second drop.
-        event.has(bits::DIED_AS)
-            || event.site == Site::ConntrackClashResolved
-            || (cause.benign && !self.options.benign && !full_screen)
+        event.site == Site::ConntrackClashResolved || (cause.benign && !self.options.benign && !full_screen)
     }
 
     /// Fills in the kernel's own names.
@@ -272,7 +273,11 @@ impl<'a> Run<'a> {
         let Labelled { event, facts } = labelled;
         let signature = Signature::of_event(event, facts);
         let parent = classify(&signature);
-        let drop = diagnose::diagnose(event, facts);
+        let mut drop = diagnose::diagnose(event, facts);
+        if event.has(bits::DIED_AS) {
+            diagnose::join_misdelivered(&mut drop);
+            return self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }));
+        }
         if drop.cause != parent.slug
             && let Some(cause) = diagnose::cause_by_slug(&drop.cause)
         {

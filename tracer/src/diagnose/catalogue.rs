@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Direction, Drop, Evidence, Facts, FoundBy, RawEvent, Remedy, Verdict,
-    causes::{ALL, UNKNOWN},
+    causes::{ALL, IPVS_TIMEWAIT_REUSE, UNKNOWN},
 };
 
 /// Groups of causes, as `explain` lists them.
@@ -267,6 +267,18 @@ pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
         died_as: None,
         missing: facts.missing.clone(),
     }
+}
+
+/// Makes the later end of a packet that was reported when IPVS sent it astray what it is: no second drop, but news of
+/// the first. It stands for no packet, and says what the packet died of.
+pub fn join_misdelivered(drop: &mut Drop) {
+    let cause = &IPVS_TIMEWAIT_REUSE;
+    drop.died_as = Some(std::mem::replace(&mut drop.cause, cause.slug.to_owned()));
+    cause.title.clone_into(&mut drop.title);
+    drop.verdict = Verdict::Misdelivered;
+    drop.packets = 0;
+    drop.counter = None;
+    drop.remedy.clear();
 }
 
 fn found_by(event: &RawEvent) -> FoundBy {

@@ -12,6 +12,7 @@ mod topics;
 
 pub use catalogue::{
     Cause, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify, diagnose,
+    join_misdelivered,
 };
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{

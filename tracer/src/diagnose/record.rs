@@ -87,7 +87,8 @@ pub struct Drop {
     pub benign: bool,
     /// How it came to be known.
     pub found_by: FoundBy,
-    /// How many drops this line stands for: itself and those of the same kind, counted but not sent before it.
+    /// How many drops this line stands for: itself and those of the same kind, counted but not sent before it. 0 where
+    /// it only tells how a drop reported before went on (`died_as`).
     pub packets: u64,
     /// Inode number of the network namespace; null when the kernel does not say.
     pub netns: Option<u32>,
@@ -119,7 +120,8 @@ pub struct Drop {
     pub evidence: Evidence,
     /// What to change.
     pub remedy: Vec<Remedy>,
-    /// What happened to the packet later, where one drop ends elsewhere (such as a misdelivered SYN).
+    /// Slug of what the packet died of later, where one drop ends elsewhere (a misdelivered SYN). Such a line follows the
+    /// one that reported the packet, and stands for no packet itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub died_as: Option<String>,
     /// Values that could not be had, each with the reason.

@@ -30,6 +30,8 @@ pub struct LoadOptions {
     pub scope: Scope,
     /// Attach hooks of [`When::IpvsWanted`] from the start.
     pub ipvs: bool,
+    /// Have the programs log what they see (aya-log); off, the verifier removes what would log.
+    pub log: bool,
     /// Maps whose number of entries is not the one that they were built with.
     pub map_entries: Vec<(&'static str, u32)>,
 }
@@ -132,6 +134,8 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     let layout: [u32; Layout::ENTRIES.len()] =
         std::array::from_fn(|index| plan.layout.get(index).unwrap_or(droptrace_common::ABSENT));
     let scope = scope_bytes(options.scope);
+    // Levels of aya-log: 0 is none, 5 all.
+    let log_level: u8 = if options.log { 5 } else { 0 };
     let per_cpu_offset = plan.variable(PER_CPU_OFFSET);
     let mut loader = EbpfLoader::new();
     // No program has relocations against the kernel's types: user space resolves them. Of the verifier's log only
@@ -141,7 +145,8 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         .verifier_log_level(VerifierLogLevel::STATS)
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
-        .override_global("PER_CPU_OFFSET", &per_cpu_offset, true);
+        .override_global("PER_CPU_OFFSET", &per_cpu_offset, true)
+        .override_global("AYA_LOG_LEVEL", &log_level, true);
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
@@ -153,10 +158,12 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         modules: module_identities(&plan.options.root),
     };
     loaded.write_module_layout(&plan.module_layout)?;
-    for planned in &plan.hooks {
+    // The free comes last: without the hooks that know why, it would have no more to say than its place.
+    for planned in plan.hooks.iter().rev() {
         let attached = loaded.attach(planned.hook, &planned.choice);
         loaded.hooks.push(attached);
     }
+    loaded.hooks.reverse();
     if !loaded.hooks.iter().any(|each| each.state == State::Attached) {
         let (hook, reason) = loaded
             .failures()

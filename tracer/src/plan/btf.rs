@@ -750,9 +750,9 @@ mod tests {
         assert_eq!(member("first"), Ok(2 << 16));
         assert_eq!(member("plain"), Ok(8 << 16 | 8));
         assert_eq!(member("in"), Ok(8 << 16 | 8));
-        assert_eq!(member("in.y"), Ok(2 << 16 | 10));
-        assert_eq!(member("in.many"), Ok(5 << 16 | 11));
-        assert_eq!(member("large"), Ok(0xffff << 16 | 24));
+        assert_eq!(member("in.y"), Ok((2 << 16) + 10));
+        assert_eq!(member("in.many"), Ok((5 << 16) + 11));
+        assert_eq!(member("large"), Ok((0xffff << 16) + 24));
         assert_eq!(
             member("in.z"),
             Err("this kernel's BTF has no outer.in.z".to_owned())

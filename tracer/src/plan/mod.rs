@@ -691,10 +691,11 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
 
     #[test]
     fn hidden_addresses_are_told_as_such() {
-        let kallsyms: String = KALLSYMS
+        let kallsyms = KALLSYMS
             .lines()
-            .map(|line| format!("0000000000000000{}\n", &line[16..]))
-            .collect();
+            .map(|line| format!("0000000000000000{}", &line[16..]))
+            .collect::<Vec<_>>()
+            .join("\n");
         let plan = Fixture::new("6.12.1", 4, &kallsyms).plan(&[]);
         assert!(impossible(choice(&plan, "tcp_conn_request")).contains("kptr_restrict"));
     }

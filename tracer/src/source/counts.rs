@@ -54,7 +54,7 @@ impl CountReader {
     /// The kernel refuses to read a map.
     pub fn read(&self) -> anyhow::Result<Totals> {
         let mut totals = Totals::default();
-        for entry in self.counts.iter() {
+        for entry in &self.counts {
             let (key, values) = entry.context("cannot read the counts")?;
             let sum = values
                 .iter()

@@ -2,6 +2,7 @@
 
 mod counts;
 pub mod file;
+pub mod log;
 mod ring;
 mod sets;
 

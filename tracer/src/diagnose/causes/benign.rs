@@ -209,6 +209,15 @@ pub(super) static MULTICAST_NOT_JOINED: Cause = benign(
     },
 );
 
+/// Where packets that this host makes have no protocol yet.
+const STILL_A_PACKET: [&str; 5] = [
+    "__ip_queue_xmit",
+    "ip_queue_xmit",
+    "inet6_csk_xmit",
+    "__ip_local_out",
+    "__ip6_local_out",
+];
+
 pub(super) static NOT_A_PACKET: Cause = benign(
     "not-a-packet",
     "kernel buffer that is no network packet",
@@ -219,13 +228,6 @@ pub(super) static NOT_A_PACKET: Cause = benign(
         if signature.site == Site::Free && signature.at(&["inet_rtm_getroute", "inet6_rtm_getroute"]) {
             return true;
         }
-        const STILL_A_PACKET: [&str; 5] = [
-            "__ip_queue_xmit",
-            "ip_queue_xmit",
-            "inet6_csk_xmit",
-            "__ip_local_out",
-            "__ip6_local_out",
-        ];
         signature.site == Site::Free
             && signature.has(bits::NO_PROTOCOL)
             && signature.bits & (bits::TCP | bits::UDP | bits::ICMP) == 0

@@ -9,7 +9,7 @@ use super::{
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// A new connection follows an old IPVS entry instead of being scheduled.
-pub(super) static CAUSE: Cause = Cause {
+pub(in crate::diagnose) static CAUSE: Cause = Cause {
     slug: "ipvs-timewait-reuse",
     family: Family::Ipvs,
     title: "SYN met a left-over IPVS entry of an earlier connection",

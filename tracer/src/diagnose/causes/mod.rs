@@ -82,6 +82,7 @@ pub(super) static ALL: &[&Cause] = &[
     &UNKNOWN,
 ];
 
+pub(super) use ipvs_timewait_reuse::CAUSE as IPVS_TIMEWAIT_REUSE;
 pub use unknown::UNKNOWN;
 
 #[cfg(test)]
