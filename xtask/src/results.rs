@@ -1,6 +1,7 @@
 //! Results of tests: reading them, and summing them up.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -157,6 +158,13 @@ pub(crate) fn parse_guest(lines: &[String]) -> Vec<Check> {
     checks
 }
 
+/// Reads a line of two points in time, in seconds.
+pub(crate) fn parse_interval(lines: &[String]) -> Option<Duration> {
+    let (start, end) = lines.last()?.split_once(' ')?;
+    let seconds = |text: &str| text.trim().parse::<f64>().ok();
+    Duration::try_from_secs_f64(seconds(end)? - seconds(start)?).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,6 +206,15 @@ mod tests {
             tally(&guest(&[r#"{"type":"result","scenario":"a","status":"fine"}"#])).failed,
             1
         );
+    }
+
+    #[test]
+    fn an_interval_needs_two_points_in_order() {
+        let parse = |line: &str| parse_interval(&[line.to_owned()]);
+        assert_eq!(parse("2.25 3.50"), Some(Duration::from_millis(1250)));
+        assert_eq!(parse("3.50 2.25"), None);
+        assert_eq!(parse("3.50"), None);
+        assert_eq!(parse_interval(&[]), None);
     }
 
     #[test]

@@ -22,6 +22,19 @@ const EVERYTHING_ON: &[&str] = &["5.10", "7.x"];
 /// How long all scenarios may take in one guest.
 const GUEST_LIMIT: Duration = Duration::from_mins(25);
 
+/// Series whose kernels have what attaching quickly needs.
+const ATTACH_TIMED_ON: &[&str] = &["6.1", "6.12", "7.x"];
+
+/// How long attaching all hooks may take where an instruction takes a nanosecond.
+const ATTACH_LIMIT: Duration = Duration::from_millis(1500);
+
+/// Writes the seconds since boot before droptrace starts, and once all its hooks are attached.
+const ATTACH_SCRIPT: &str = "\
+read before rest </proc/uptime
+droptrace live --no-tui -o /tmp/drops -- sh -c 'read after rest </proc/uptime; echo $after >/tmp/after' || exit
+read after </tmp/after
+echo $before $after >/run/droptrace/results";
+
 /// What `cargo xtask test` is asked.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -215,6 +228,11 @@ fn guest_stages(
             return;
         }
     };
+    if ATTACH_TIMED_ON.contains(&series.name) && scope.only.is_none() {
+        report.stage(&format!("attach time on {}", series.name), || {
+            vec![attach_time(workspace, tools, programs, &kernel)]
+        });
+    }
     let stage = guest_stage(report, workspace, tools, programs, &kernel, scope);
     let record = series.record(workspace);
     if stage.tally().failed == 0 {
@@ -314,6 +332,49 @@ fn boot(
         start.elapsed().as_secs()
     ));
     Ok(checks)
+}
+
+/// Measures, in counted time, how long droptrace takes to attach all hooks.
+fn attach_time(workspace: &Workspace, tools: &Tools, programs: &Path, kernel: &Kernel) -> Check {
+    const NAME: &str = "all hooks attached in counted time";
+    let measured = || -> Result<Duration> {
+        let log = workspace
+            .target
+            .join("guests")
+            .join(format!("{}-attach.log", kernel.series.name));
+        fs::create_dir_all(workspace.target.join("guests"))?;
+        let outcome = Guest {
+            kernel,
+            tools,
+            init: programs.join("droptrace-init"),
+            files: build::files_for_guests(programs),
+            command: ["sh", "-c", ATTACH_SCRIPT].map(str::to_owned).into(),
+            cpus: 1,
+            memory: 1024,
+            icount: true,
+            log: Some(File::create(&log)?),
+            limit: Duration::from_mins(5),
+        }
+        .run()?;
+        results::parse_interval(&outcome.results).with_context(|| {
+            format!(
+                "nothing was measured; droptrace said what is in {}",
+                log.display()
+            )
+        })
+    };
+    match measured() {
+        Ok(time) if time <= ATTACH_LIMIT => Check::passed(NAME, format!("{:.2} s", time.as_secs_f64())),
+        Ok(time) => Check::failed(
+            NAME,
+            format!(
+                "{:.2} s, more than {:.1} s",
+                time.as_secs_f64(),
+                ATTACH_LIMIT.as_secs_f64()
+            ),
+        ),
+        Err(error) => Check::failed(NAME, format!("{error:#}")),
+    }
 }
 
 /// The commit that is tested, for the written result.
