@@ -186,7 +186,14 @@ fn unit_tests(workspace: &Workspace) -> Vec<Check> {
 
 fn host_run(workspace: &Workspace) -> Vec<Check> {
     match build::guest_programs(workspace, true) {
-        Ok(folder) => vec![host::check(&folder.join("droptrace"))],
+        Ok(folder) => {
+            let droptrace = folder.join("droptrace");
+            let is_static = match build::check_static(&droptrace) {
+                Ok(()) => Check::passed("droptrace is fully static", ""),
+                Err(error) => Check::failed("droptrace is fully static", format!("{error:#}")),
+            };
+            vec![is_static, host::check(&droptrace)]
+        }
         Err(error) => vec![Check::failed("build", format!("{error:#}"))],
     }
 }

@@ -12,6 +12,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::shell::step;
 
+/// How the names of folders begin that are being filled.
+const FILLING: &str = ".filling-";
+
 /// The file that seals a folder.
 const SEAL: &str = "seal.json";
 
@@ -52,8 +55,9 @@ fn check<T: DeserializeOwned>(folder: &Path, seal: &str) -> Result<T> {
 pub(crate) fn make<T: Serialize>(folder: &Path, fill: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     let parent = folder.parent().context("a cached folder has a parent")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    remove_leftovers(parent)?;
     let work = tempfile::Builder::new()
-        .prefix(".filling-")
+        .prefix(FILLING)
         .tempdir_in(parent)
         .with_context(|| format!("cannot make a folder in {}", parent.display()))?;
     let note = fill(work.path())?;
@@ -76,6 +80,18 @@ pub(crate) fn make<T: Serialize>(folder: &Path, fill: impl FnOnce(&Path) -> Resu
     fs::rename(&path, folder)
         .with_context(|| format!("cannot move {} to {}", path.display(), folder.display()))?;
     Ok(seal.note)
+}
+
+/// Removes what a killed run was filling; the lock on the cache keeps other runs away.
+fn remove_leftovers(parent: &Path) -> Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(FILLING) {
+            fs::remove_dir_all(entry.path())
+                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn hash(path: &Path) -> Result<String> {
@@ -134,6 +150,14 @@ mod tests {
         });
         assert!(result.is_err());
         assert_eq!(fs::read_dir(parent.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_removed() {
+        let parent = tempfile::tempdir().expect("a folder");
+        fs::create_dir(parent.path().join(".filling-old")).expect("a folder");
+        sealed(&parent.path().join("sealed"));
+        assert!(!parent.path().join(".filling-old").exists());
     }
 
     #[test]
