@@ -14,12 +14,12 @@ use crate::{
 };
 
 /// AF_INET6.
-const AF_INET6: u16 = 10;
+const AF_INET6: u64 = 10;
 /// `IP_VS_DEST_F_AVAILABLE`/`IP_VS_DEST_CF_AVAILABLE` (include/net/ip_vs.h).
 const AVAILABLE: u32 = 1;
 /// `IP_VS_TCP_S_SYN_SENT`, `IP_VS_TCP_S_SYN_RECV` (include/net/ip_vs.h): the SYN is one sent again.
-const SYN_SENT: u16 = 2;
-const SYN_RECV: u16 = 3;
+const SYN_SENT: u64 = 2;
+const SYN_RECV: u64 = 3;
 /// A misdelivered packet that dies later than this is another drop.
 const DIED_WITHIN_NS: u64 = 10_000_000_000;
 /// Netfilter verdict NF_DROP.
@@ -127,7 +127,7 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
     let found = emit::take_packet(buffer, skb);
     let tuple = &buffer.work.tuple;
     let of_entry = tuple_of(layout, entry);
-    let state: u16 = member(entry, ipvs_layout!(layout, ipvs_conn_state));
+    let state = kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_state));
     let fresh = state == SYN_SENT || state == SYN_RECV;
     let same = of_entry.src == tuple.src
         && of_entry.dst == tuple.dst
@@ -237,7 +237,7 @@ fn candidate() -> Option<&'static mut Candidate> {
 
 #[inline(always)]
 fn is_v6(layout: &IpvsLayout, entry: u64) -> bool {
-    member::<u16>(entry, ipvs_layout!(layout, ipvs_conn_af)) == AF_INET6
+    kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_af)) == AF_INET6
 }
 
 /// Client → virtual service, as the entry has it. User space, and every reader here, uses an entry only if this
@@ -266,11 +266,11 @@ fn push_entry(fields: &mut Fields<'_>, layout: &IpvsLayout, entry: u64, tuple: &
     fields.push(FieldId::IpvsServerPort, u64::from(port));
     fields.push(
         FieldId::IpvsState,
-        u64::from(member::<u16>(entry, ipvs_layout!(layout, ipvs_conn_state))),
+        kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_state)),
     );
     fields.push(
         FieldId::IpvsFlags,
-        u64::from(member::<u32>(entry, ipvs_layout!(layout, ipvs_conn_flags))),
+        kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_flags)),
     );
     let dest: u64 = member(entry, ipvs_layout!(layout, ipvs_conn_dest));
     let available = dest != 0
