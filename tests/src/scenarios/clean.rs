@@ -52,21 +52,27 @@ fn path(t: &Test) -> Result<Path> {
     node.address("inside", &t.net(V4, 0, 1))?;
     client.address("wire", &t.net(V4, 0, 2))?;
     node.address("outside", &t.net(V4, 1, 1))?;
-    server.address("wire", &t.net(V4, 1, 2))?;
+    // An address for each way: a port that the client uses again would otherwise meet the entry that IPVS or
+    // conntrack keeps of another way's connection to the same place.
+    for host in 2..=4 {
+        server.address("wire", &t.net(V4, 1, host))?;
+    }
     client.ip(&[&format!("route add default via {}", t.ip(V4, 0, 1))])?;
     server.ip(&[&format!("route add default via {}", t.ip(V4, 1, 1))])?;
     node.sysctl("net.ipv4.ip_forward", "1")?;
     let plain = t.at(V4, 1, 2, PORT);
+    let behind_nat = t.at(V4, 1, 3, PORT);
+    let behind_ipvs = t.at(V4, 1, 4, PORT);
     let translated = t.at(V4, 0, 1, 7001);
     let balanced = t.at(V4, 9, 9, 80);
     node.nft(&format!(
-        "table ip nat {{ chain pre {{ type nat hook prerouting priority -100; tcp dport {} dnat to {plain}; }}\n}}",
+        "table ip nat {{ chain pre {{ type nat hook prerouting priority -100; tcp dport {} dnat to {behind_nat}; }}\n}}",
         translated.port()
     ))?;
     node.ip(&["link add kube-ipvs0 type dummy"])?;
     node.address("kube-ipvs0", &format!("{}/32", balanced.ip()))?;
     node.run(&format!("ipvsadm -A -t {balanced} -s rr"))?;
-    node.run(&format!("ipvsadm -a -t {balanced} -r {plain} -m"))?;
+    node.run(&format!("ipvsadm -a -t {balanced} -r {behind_ipvs} -m"))?;
     // As kube-proxy sets it.
     node.sysctl("net.ipv4.vs.expire_nodest_conn", "1")?;
     node.sysctl("net.ipv4.vs.conntrack", "1")?;
