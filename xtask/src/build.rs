@@ -57,6 +57,23 @@ pub(crate) fn bpf_object(workspace: &Workspace) -> Result<PathBuf> {
     toolchain.build_object(workspace)
 }
 
+/// Builds droptrace as users get it, without any shared library, and returns its path.
+///
+/// # Errors
+/// When it does not compile or is not static.
+pub(crate) fn static_release(workspace: &Workspace) -> Result<PathBuf> {
+    let object = bpf_object(workspace)?;
+    let build = Build {
+        profile: Profile::Release,
+        fully_static: true,
+    };
+    let program = build
+        .run(workspace, &["droptrace"], Some(&object))?
+        .join("droptrace");
+    check_static(&program)?;
+    Ok(program)
+}
+
 /// Programs that stand in every guest's `/usr/bin`.
 const GUEST_PROGRAMS: &[&str] = &["droptrace", "droptrace-tests"];
 

@@ -91,7 +91,7 @@ impl Report {
             } else {
                 "skipped"
             };
-            println!("{word} {}: {}: {}", stage.name, check.name, check.detail);
+            println!("{word} {}: {}: {}", stage.name, check.name, brief(&check.detail));
         }
         for note in &self.notes {
             println!("note: {note}");
@@ -143,17 +143,32 @@ impl Report {
     }
 }
 
+/// How many characters of a detail are shown; the guest's results hold all of it.
+const SHOWN: usize = 600;
+
+/// A detail without what only a debugger wants to read.
+fn brief(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{} …", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// Text that may stand in a cell of a table.
 fn cell(text: &str) -> String {
-    text.replace('|', "\\|")
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
+    let words: Vec<_> = text.split_whitespace().collect();
+    brief(&words.join(" ")).replace('|', "\\|")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn details_are_cut_between_characters() {
+        assert_eq!(brief("short"), "short");
+        assert_eq!(brief(&"ü".repeat(SHOWN + 1)), "ü".repeat(SHOWN) + " …");
+    }
 
     #[test]
     fn the_page_holds_every_scenario_of_a_guest() {
