@@ -2,7 +2,7 @@
 //! from it: vmlinux and the split BTF of modules.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashSet},
     fs,
     io::{self, Write as _},
     os::fd::AsRawFd as _,
@@ -12,6 +12,8 @@ use std::{
 use btf_rs::{Backend, Btf, BtfType, Func, Member, Type};
 use droptrace_common::{IpvsLayout, Layout, LayoutEntry, Resolve};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use super::scan::{Enumerators, Ids, Raw};
 
 /// Why BTF could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -43,10 +45,10 @@ pub enum BtfError {
 /// The types of the kernel, or of one of its modules, as far as somebody asks for them.
 pub struct Types {
     btf: Btf,
-    /// Wanted names, with the types that bear them.
-    ids: HashMap<&'static str, Vec<u32>>,
-    /// Wanted enumerators, with their values and the id of their enum.
-    enumerators: HashMap<&'static str, Vec<(u32, i128)>>,
+    /// All names of the kernel proper, which those of a module continue.
+    strings: Vec<u8>,
+    ids: Ids,
+    enumerators: Enumerators,
 }
 
 /// Names that [`Types`] indexes; a kernel has some 100,000 types, of which a plan needs a hundred.
@@ -110,57 +112,41 @@ impl Types {
                 Btf::from_file_with_backend(format!("/proc/self/fd/{}", mapped.as_raw_fd()), Backend::Mmap)
                     .map_err(|error| malformed(path, error))
             })?;
-        Self::index(btf, wanted).map_err(|error| malformed(path, error))
+        Self::index(btf, &bytes, &[], wanted, path)
     }
 
     /// Reads the split BTF of a module, which continues this one.
     pub fn read_module(&self, path: &Path, wanted: &Wanted) -> Result<Self, BtfError> {
-        let btf = Btf::from_split_bytes(&read(path)?, &self.btf).map_err(|error| malformed(path, error))?;
-        Self::index(btf, wanted).map_err(|error| malformed(path, error))
+        let bytes = read(path)?;
+        let btf = Btf::from_split_bytes(&bytes, &self.btf).map_err(|error| malformed(path, error))?;
+        Self::index(btf, &bytes, &self.strings, wanted, path)
     }
 
-    fn index(btf: Btf, wanted: &Wanted) -> btf_rs::Result<Self> {
-        let mut ids: HashMap<&'static str, Vec<u32>> = HashMap::new();
-        let mut enumerators: HashMap<&'static str, Vec<(u32, i128)>> = HashMap::new();
-        let (first, last) = btf.split().unwrap_or(btf.base()).type_id_range();
-        for id in first..=last {
-            let each = btf.resolve_type_by_id(id)?;
-            let named: &dyn BtfType = match &each {
-                Type::Struct(each) | Type::Union(each) => each,
-                Type::Func(each) => each,
-                Type::Typedef(each) => each,
-                Type::Enum(each) => {
-                    for member in &each.members {
-                        if let Some(name) = wanted.0.get(btf.resolve_name(member)?.as_str()) {
-                            let value = if each.is_signed() {
-                                i128::from(member.val() as i32)
-                            } else {
-                                i128::from(member.val())
-                            };
-                            enumerators.entry(name).or_default().push((id, value));
-                        }
-                    }
-                    each
-                }
-                Type::Enum64(each) => {
-                    for member in &each.members {
-                        if let Some(name) = wanted.0.get(btf.resolve_name(member)?.as_str()) {
-                            enumerators
-                                .entry(name)
-                                .or_default()
-                                .push((id, i128::from(member.val())));
-                        }
-                    }
-                    each
-                }
-                _ => continue,
-            };
-            if let Some(name) = wanted.0.get(btf.resolve_name(named)?.as_str()) {
-                ids.entry(name).or_default().push(id);
-            }
-        }
+    fn index(
+        btf: Btf,
+        bytes: &[u8],
+        base_strings: &[u8],
+        wanted: &Wanted,
+        path: &Path,
+    ) -> Result<Self, BtfError> {
+        let first = btf.split().map_or(1, |split| split.type_id_range().0);
+        let raw = Raw::new(bytes);
+        let found = raw
+            .as_ref()
+            .and_then(|raw| raw.find(&wanted.0, first, base_strings));
+        let (Some(raw), Some((ids, enumerators))) = (raw, found) else {
+            let error = btf_rs::Error::Format("a type of unknown kind".to_owned());
+            return Err(malformed(path, error));
+        };
+        // Only the kernel's own names are continued: those of a module need not be kept.
+        let strings = if base_strings.is_empty() {
+            raw.strings().to_vec()
+        } else {
+            Vec::new()
+        };
         Ok(Self {
             btf,
+            strings,
             ids,
             enumerators,
         })

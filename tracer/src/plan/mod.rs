@@ -6,6 +6,7 @@ pub mod attach;
 pub mod btf;
 pub mod hooks;
 pub mod reasons;
+mod scan;
 pub mod symbols;
 pub mod watch;
 

@@ -62,28 +62,29 @@ impl Symbols {
     pub fn parse(text: &[u8]) -> Self {
         let mut symbols = Self::default();
         for line in text.split(|byte| *byte == b'\n') {
-            if let Ok(line) = std::str::from_utf8(line) {
-                symbols.line(line);
-            }
+            symbols.line(line);
         }
         symbols.functions.sort_by_key(|symbol| symbol.address);
         symbols
     }
 
-    fn line(&mut self, line: &str) -> Option<()> {
-        let (address, rest) = line.split_once(' ')?;
-        let (kind, rest) = rest.split_once(' ')?;
-        let (name, module) = match rest.split_once('\t') {
-            Some((name, module)) => (name, Some(module.trim_matches(['[', ']']))),
-            None => (rest, None),
-        };
-        if !matches!(kind, "t" | "T" | "w" | "W") {
-            if let Some(variable) = VARIABLES.iter().find(|each| **each == name) {
-                self.variables
-                    .push((variable, u64::from_str_radix(address, 16).ok()?));
-            }
+    /// Half of the lines are about data: they are told by their kind before anything else is looked at.
+    fn line(&mut self, line: &[u8]) -> Option<()> {
+        let space = line.iter().position(|byte| *byte == b' ')?;
+        let (address, rest) = (&line[..space], &line[space + 1..]);
+        let (kind, rest) = (*rest.first()?, rest.get(2..)?);
+        let end = rest.iter().position(|byte| *byte == b'\t').unwrap_or(rest.len());
+        let (name, module) = (&rest[..end], rest.get(end + 1..));
+        if !matches!(kind, b't' | b'T' | b'w' | b'W') {
+            let variable = VARIABLES.iter().find(|each| each.as_bytes() == name)?;
+            self.variables.push((variable, hexadecimal(address)?));
             return None;
         }
+        let name = str::from_utf8(name).ok()?;
+        let module = match module {
+            Some(module) => Some(str::from_utf8(module).ok()?.trim_matches(['[', ']'])),
+            None => None,
+        };
         // Programs and trampolines come and go; they free no packets.
         if module.is_some_and(|module| module == "bpf" || module.starts_with("__builtin__"))
             || name.starts_with("__pfx_")
@@ -100,11 +101,11 @@ impl Symbols {
             }
         };
         self.functions.push(Symbol {
-            address: u64::from_str_radix(address, 16).ok()?,
+            address: hexadecimal(address)?,
             name: u32::try_from(self.names.len()).ok()?,
             name_len: u16::try_from(name.len()).ok()?,
             module,
-            global: kind == "T",
+            global: kind == b'T',
         });
         self.names.push_str(name);
         Some(())
@@ -162,7 +163,7 @@ impl Symbols {
     pub fn functions<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Function<'a>> {
         self.functions
             .iter()
-            .filter(move |symbol| self.text(symbol) == name)
+            .filter(move |symbol| usize::from(symbol.name_len) == name.len() && self.text(symbol) == name)
             .map(|symbol| self.function(symbol))
     }
 
@@ -175,6 +176,7 @@ impl Symbols {
                 let text = self.text(symbol);
                 text.len() > name.len()
                     && text.starts_with(name)
+                    && text.as_bytes()[name.len()] == b'.'
                     && base_name(text) == name
                     && !text[name.len()..].split('.').any(|part| part == "cold")
             })
@@ -195,6 +197,10 @@ impl Symbols {
         let start = symbol.name as usize;
         &self.names[start..start + usize::from(symbol.name_len)]
     }
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u64> {
+    u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
 /// The name in the source: without what the compiler put behind it.
