@@ -359,7 +359,7 @@ garbage
         );
         let error = resolve("4").unwrap_err().to_string();
         assert!(error.contains("inode 4") && error.contains("lsns"), "{error}");
-        let error = resolve("/etc/hostname").unwrap_err().to_string();
+        let error = resolve("/proc/self/status").unwrap_err().to_string();
         assert!(error.contains("not a network namespace"), "{error}");
         let error = resolve("/no/such/file").unwrap_err().to_string();
         assert!(error.contains("/no/such/file"), "{error}");
