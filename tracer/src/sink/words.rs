@@ -89,10 +89,13 @@ pub(crate) fn value(value: &Value) -> String {
     }
 }
 
-/// `name=value` of all that is known.
+/// `name=value` of all that is known; a value of several words stands in quotation marks.
 pub(crate) fn pairs(evidence: &Evidence) -> String {
     known(evidence)
-        .map(|(name, value)| format!("{name}={}", self::value(value)))
+        .map(|(name, value)| match value {
+            Value::String(text) if text.contains(' ') => format!("{name}=\"{}\"", clean(text)),
+            value => format!("{name}={}", self::value(value)),
+        })
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -135,7 +138,12 @@ pub(crate) fn scope(coverage: &Coverage) -> String {
     let mut parts: Vec<String> = scope.netns.iter().map(|netns| format!("netns {netns}")).collect();
     parts.extend(scope.addresses.iter().map(|address| format!("address {address}")));
     parts.extend(scope.port.map(|port| format!("port {port}")));
-    parts.extend(scope.protocol.clone());
+    parts.extend(
+        scope
+            .protocol
+            .iter()
+            .map(|protocol| format!("protocol {protocol}")),
+    );
     parts.extend(scope.causes.iter().map(|cause| format!("cause {cause}")));
     if parts.is_empty() {
         "the whole host".to_owned()
@@ -177,6 +185,7 @@ mod tests {
                 json!({"src": "10.0.0.1:1", "dst": null, "port": 2}),
                 "{src=10.0.0.1:1 port=2}",
             ),
+            (json!({"why": "two words"}), "{why=\"two words\"}"),
         ] {
             assert_eq!(value(&given), text);
         }

@@ -104,14 +104,7 @@ pub(super) fn by_cause(plan: &Plan, gaps: &[Gap]) -> Vec<CauseCoverage> {
         .iter()
         .map(|cause| {
             let gaps: Vec<_> = gaps.iter().filter(|gap| gap.cause == cause.slug).collect();
-            let waits = plan.hooks.iter().any(|planned| {
-                matches!(planned.choice, Choice::Waiting { .. })
-                    && planned
-                        .hook
-                        .serves
-                        .iter()
-                        .any(|serves| serves.cause == cause.slug && serves.part.is_none())
-            });
+            let waits = waits(plan, cause.slug);
             let seen = if gaps.iter().any(|gap| gap.field.is_none()) {
                 Seen::No
             } else if !gaps.is_empty() {
@@ -134,4 +127,17 @@ pub(super) fn by_cause(plan: &Plan, gaps: &[Gap]) -> Vec<CauseCoverage> {
             }
         })
         .collect()
+}
+
+/// Whether the cause needs a module that is not loaded.
+fn waits(plan: &Plan, slug: &str) -> bool {
+    let serving = || {
+        plan.hooks.iter().filter_map(|planned| {
+            let serves = planned.hook.serves.iter().find(|serves| serves.cause == slug)?;
+            let waiting = matches!(planned.choice, Choice::Waiting { .. });
+            Some((waiting, serves.part.is_none()))
+        })
+    };
+    let all_wait = serving().next().is_some() && serving().all(|(waiting, _)| waiting);
+    all_wait || serving().any(|(waiting, whole)| waiting && whole)
 }
