@@ -47,7 +47,7 @@ impl Counters {
 }
 
 /// How much one counter of a netns grew since `before`.
-pub fn grown(netns: &Netns, before: &Counters, name: &str) -> Result<u64> {
+pub(crate) fn grown(netns: &Netns, before: &Counters, name: &str) -> Result<u64> {
     Ok(Counters::read(netns)
         .with_context(|| format!("counter {name}"))?
         .since(before, name))

@@ -5,7 +5,8 @@
 //! totals, the label, the evidence. Everything here runs as root inside a
 //! guest made for the purpose.
 
-pub mod counters;
+mod cost;
+mod counters;
 pub mod netns;
 pub mod packet;
 pub mod run;

@@ -18,6 +18,7 @@ use crate::{
     Counters,
     IpFamily::V4,
     Netns, Outcome, Result, Scenario, Test,
+    cost::Cost,
     netns::modprobe,
     sockets::{self, accept, connect_here, listen},
 };
@@ -121,6 +122,7 @@ fn clean(t: &Test) -> Result<Outcome> {
     pin()?;
     let path = path(t)?;
     t.known();
+    let cost = Cost::start()?;
     let before = [
         Counters::read(&path.client)?,
         Counters::read(&path.node)?,
@@ -156,7 +158,8 @@ fn clean(t: &Test) -> Result<Outcome> {
     drop(listener);
     t.expect(&[])?;
     Ok(Outcome::Passed(format!(
-        "{total} connections, {AT_ONCE} at once, {DATAGRAMS} datagrams, no label; {retransmitted} segments sent again"
+        "{total} connections, {AT_ONCE} at once, {DATAGRAMS} datagrams, no label; {retransmitted} segments sent again; {}",
+        cost.so_far()?
     )))
 }
 

@@ -14,6 +14,7 @@ mod robustness;
 mod routing;
 mod sockets;
 mod source_check;
+mod storm;
 mod time_wait;
 
 /// Every scenario.
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Scenario> {
         ipvs::SCENARIOS,
         benign::SCENARIOS,
         clean::SCENARIOS,
+        storm::SCENARIOS,
         robustness::SCENARIOS,
     ]
     .concat()

@@ -16,7 +16,7 @@ use super::{Context, ScopeRequest, addresses::whole, publish::tests::Held};
 use crate::diagnose::{Facts, Need, RawEvent};
 
 /// How long a test waits for what takes milliseconds where CPU is to be had.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A netns of the test's own: a thread in it, and a process so that it is found.
 struct Lab {
