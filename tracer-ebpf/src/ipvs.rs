@@ -73,7 +73,7 @@ pub(crate) fn expire_now_entry(ctx: &impl Entry) {
         candidate.skb = 0;
     }
     hint::mark(Site::IpvsExpired, &tuple, 0, |fields| {
-        push_entry(fields, layout, entry, &tuple)
+        push_entry(fields, layout, entry, &tuple);
     });
 }
 

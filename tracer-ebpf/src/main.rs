@@ -7,6 +7,15 @@
 #![allow(missing_docs, reason = "a program is documented where its work is done")]
 #![allow(unreachable_pub, reason = "programs and globals are found by their symbol")]
 #![allow(
+    clippy::needless_borrows_for_generic_args,
+    reason = "keys and values stay in the maps that they lie in: the stack has no room for copies"
+)]
+#![allow(clippy::needless_pass_by_value, reason = "the form that a program has")]
+#![allow(
+    clippy::no_effect_underscore_binding,
+    reason = "not every exit needs its context"
+)]
+#![allow(
     clippy::inline_always,
     reason = "BPF functions take at most five arguments, and the stack has 512 bytes"
 )]
