@@ -426,6 +426,18 @@ impl Plan {
                 }
             }
         }
+        // What a connection has stored is read from the socket that the tracepoint names; kernels without reasons have a
+        // hook of their own for it.
+        if self.has_reasons() && self.layout.kfree_skb_arguments < 4 {
+            gaps.extend(["timestamp_stored", "behind", "age_s"].map(|field| {
+                Gap {
+                    cause: "paws-established".to_owned(),
+                    field: Some(field.to_owned()),
+                    reason: "the tracepoint skb:kfree_skb of this kernel does not name the receiving socket"
+                        .to_owned(),
+                }
+            }));
+        }
         gaps
     }
 }
