@@ -7,12 +7,13 @@ use std::{
     os::unix::process::CommandExt,
     path::Path,
     process::{Command, Output, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
-use droptrace::diagnose::{Drop as Labelled, Record, Verdict};
+use droptrace::diagnose::{Drop as Labelled, Record};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -27,6 +28,7 @@ use crate::{
     netns::{modprobe, run},
     packet::{RST, Segment, udp},
     sockets::{listen, wait_until},
+    test::late,
     trace::{PROGRAM, Trace},
 };
 
@@ -149,7 +151,13 @@ fn late_module(t: &Test) -> Result<Outcome> {
         wait_until("coverage to say that ip_vs is gone", || {
             Ok(state().as_deref() == Some("waiting"))
         })
-        .with_context(|| format!("{round} time: ip_vs_leave is {:?}", state()))?;
+        .with_context(|| {
+            format!(
+                "{round} time: ip_vs_leave is {:?}, /sys/module/ip_vs exists: {}",
+                state(),
+                Path::new("/sys/module/ip_vs").exists()
+            )
+        })?;
         modprobe("ip_vs_rr")?;
         t.attached(&["ip_vs_leave"])?;
         let netns = t.netns(round)?;
@@ -236,22 +244,39 @@ fn interrupt_leaves_nothing(t: &Test) -> Result<Outcome> {
     ))
 }
 
-/// What must be equal in `live` and `show`.
-fn label(drop: &Labelled) -> (String, Verdict, String) {
-    (
-        drop.cause.clone(),
-        drop.verdict,
-        format!(
-            "{:?}:{:?} > {:?}:{:?} {:?} {} {:?}",
-            drop.src,
-            drop.sport,
-            drop.dst,
-            drop.dport,
-            drop.flags,
-            serde_json::to_string(&drop.evidence).unwrap_or_default(),
-            drop.netns
-        ),
+/// What names a drop in `live` and `show` alike.
+fn identity(drop: &Labelled) -> String {
+    format!(
+        "{} {} {:?}:{:?} > {:?}:{:?} {:?} {:?}",
+        drop.cause,
+        drop.verdict.name(),
+        drop.src,
+        drop.sport,
+        drop.dst,
+        drop.dport,
+        drop.flags,
+        drop.netns
     )
+}
+
+/// Checks that both say the same; what one of them was not told in time may be null there.
+fn same_evidence(one: &Labelled, other: &Labelled) -> Result<()> {
+    let unknown = |drop: &Labelled, value: &serde_json::Value| value.is_null() && late(drop);
+    ensure!(
+        one.evidence.keys().eq(other.evidence.keys()),
+        "evidence {:?} and {:?}",
+        one.evidence,
+        other.evidence
+    );
+    for (name, value) in &one.evidence {
+        let told = &other.evidence[name];
+        ensure!(
+            value == told || unknown(one, value) || unknown(other, told),
+            "{}: {name} is {told} in live and {value} in the capture",
+            identity(one)
+        );
+    }
+    Ok(())
 }
 
 /// A capture gives the labels that live gave.
@@ -300,22 +325,30 @@ fn capture_and_show(t: &Test) -> Result<Outcome> {
         shown.status,
         String::from_utf8_lossy(&shown.stderr)
     );
-    let mut captured: Vec<_> = String::from_utf8_lossy(&shown.stdout)
+    let mut captured: Vec<Arc<Labelled>> = String::from_utf8_lossy(&shown.stdout)
         .lines()
         .filter_map(|line| match serde_json::from_str(line) {
-            Ok(Record::Drop(drop)) if !drop.benign => Some(label(&drop)),
+            Ok(Record::Drop(drop)) if !drop.benign => Some(Arc::from(drop)),
             _ => None,
         })
         .collect();
     let mut live: Vec<_> = ["accept-queue-full", "no-socket"]
         .iter()
         .flat_map(|cause| t.drops(&wire.netns, cause))
-        .map(|drop| label(&drop))
         .collect();
-    captured.sort();
-    live.sort();
+    captured.sort_by_key(|drop| identity(drop));
+    live.sort_by_key(|drop| identity(drop));
     ensure!(live.len() == 9, "live gave {} full events, not 9", live.len());
-    ensure!(captured == live, "show gives {captured:?}, live gave {live:?}");
+    let identities = |drops: &[Arc<Labelled>]| drops.iter().map(|drop| identity(drop)).collect::<Vec<_>>();
+    ensure!(
+        identities(&captured) == identities(&live),
+        "show gives {:?}, live gave {:?}",
+        identities(&captured),
+        identities(&live)
+    );
+    for (shown, told) in captured.iter().zip(&live) {
+        same_evidence(shown, told)?;
+    }
     drop(listener);
     truncated(file)?;
     fs::remove_file(file)?;
