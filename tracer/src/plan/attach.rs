@@ -209,12 +209,13 @@ impl Loaded {
                 |of: &[(&str, u64)]| of.iter().find(|(name, _)| *name == module).map(|(_, id)| *id);
             identity(&self.modules) == identity(&modules)
         };
+        // One that failed is tried again: the first look may have come while the module was half gone.
         let changed: Vec<usize> = (0..self.hooks.len())
             .filter(|index| {
-                self.hooks[*index]
-                    .hook
+                let each = &self.hooks[*index];
+                each.hook
                     .module
-                    .is_some_and(|module| !stays(module))
+                    .is_some_and(|module| !stays(module) || each.state == State::Failed)
             })
             .collect();
         self.modules = modules;

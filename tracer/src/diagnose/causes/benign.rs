@@ -201,7 +201,7 @@ pub(super) static MULTICAST_NOT_JOINED: Cause = benign(
         signature.site == Site::Free
             && signature.has(bits::MULTICAST)
             && (signature.unspecified() && signature.at(&["ip6_mc_input"])
-                || signature.because(&["IP_INNOROUTES"])
+                || (signature.unspecified() || signature.because(&["IP_INNOROUTES"]))
                     && signature.at(&["ip6_pkt_discard", "ip6_pkt_drop"])
                 || signature.because(&["NOT_SPECIFIED"])
                     && signature.at(&["ip_rcv_finish_core"])
