@@ -11,6 +11,7 @@ use crate::{
     counters::grown,
     packet::{ACK, Client, FIN, PSH, Segment},
     sockets::{accept, listen, wait_until},
+    test::Kernel,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -67,11 +68,15 @@ fn established(t: &Test, family: IpFamily) -> Result<Outcome> {
     ensure!(counted == SENT, "PAWSEstab grew by {counted}, not {SENT}");
     t.expect(&[Expected::dropped(&wire.netns, "paws-established", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "paws-established")? {
-        seen.goes(client.local, client.remote)?
+        let seen = seen
+            .goes(client.local, client.remote)?
             .counter("PAWSEstab")?
-            .evidence("timestamp_stored", CLOCK)?
-            .evidence("timestamp_received", CLOCK - BEHIND)?
-            .evidence("behind", BEHIND)?;
+            .evidence("timestamp_received", CLOCK - BEHIND)?;
+        // Between the first drop reasons and the receiving socket in the tracepoint nothing says what was stored.
+        if !(Kernel(5, 17)..Kernel(6, 11)).contains(&t.kernel()) {
+            seen.evidence("timestamp_stored", CLOCK)?
+                .evidence("behind", BEHIND)?;
+        }
     }
     drop((accepted, listener));
     Ok(Outcome::Passed(format!("PAWSEstab and droptrace: {SENT}")))

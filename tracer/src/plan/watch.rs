@@ -24,9 +24,12 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// until a second look.
 const GONE: Duration = Duration::from_secs(1);
 
-/// Waits for modules to come or go: by the kernel's device events, else by reading `/proc/modules` every second.
+/// Waits for modules to come or go: by the kernel's device events, and by reading `/proc/modules` every second.
 pub struct ModuleWatch {
     source: Source,
+    /// Modules as of the last look, and when to look again: an event may be lost.
+    last: HashSet<String>,
+    look: Instant,
     /// When to tell what has happened, soonest last. Kept here, since the caller may give up waiting meanwhile.
     due: Vec<Instant>,
 }
@@ -45,6 +48,8 @@ impl ModuleWatch {
         };
         Self {
             source,
+            last: modules(),
+            look: Instant::now() + POLL,
             due: Vec::new(),
         }
     }
@@ -58,6 +63,14 @@ impl ModuleWatch {
                     () = time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
                         self.due.pop();
                         return;
+                    }
+                    () = time::sleep_until(self.look) => {
+                        self.look = Instant::now() + POLL;
+                        let now = modules();
+                        if now != self.last {
+                            self.last = now;
+                            self.due = vec![Instant::now() + GONE, Instant::now()];
+                        }
                     }
                     ready = socket.readable() => {
                         let Ok(mut ready) = ready else {
