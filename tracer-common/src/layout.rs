@@ -123,6 +123,7 @@ layout! {
     request_sock_size = Size("request_sock");
 
     // netns settings and counters.
+    bpf_array_pptrs = Member("bpf_array", "pptrs");
     net_statistics = Member("net", "mib.net_statistics");
     net_ip_statistics = Member("net", "mib.ip_statistics");
     net_ipv6_statistics = Member("net", "mib.ipv6_statistics");

@@ -1,19 +1,19 @@
 //! Reading the kernel's memory by the layout of the running kernel.
 
-use core::{mem::MaybeUninit, ptr::read_volatile};
+use core::{
+    mem::MaybeUninit,
+    ptr::{read_volatile, write_volatile},
+};
 
 use aya_ebpf::helpers::{bpf_probe_read_kernel_buf, generated::bpf_probe_read_kernel};
 use droptrace_common::{ABSENT, IpvsLayout, Layout};
+
+use crate::maps::PER_CPU;
 
 /// Filled by user space before loading; the verifier knows it as constants.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata")]
 pub(crate) static LAYOUT: Layout = Layout::ABSENT;
-
-/// Address of the kernel's `__per_cpu_offset` array; 0 when unknown.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = ".rodata")]
-static PER_CPU_OFFSET: u64 = 0;
 
 /// One entry of [`LAYOUT`].
 macro_rules! layout {
@@ -167,20 +167,35 @@ pub(crate) fn inode_of_net(net: u64) -> u32 {
     if inode >= LOWEST { inode } else { 0 }
 }
 
-/// This CPU's part of a per-CPU variable's offset.
+/// What [`per_cpu_base`] knows of this CPU, and the two addresses from which it found that.
+#[repr(C)]
+pub(crate) struct PerCpu {
+    base: u64,
+    map: u64,
+    value: u64,
+}
+
+/// How far this CPU's per-CPU variables lie behind their nominal addresses (`__per_cpu_offset`); 0 when unknown. No
+/// helper tells it, but a per-CPU map does: the kernel keeps the nominal address of its value (`struct bpf_array`
+/// `pptrs`, include/linux/bpf.h, 5.10 - 7.3) and gives this program that of this CPU.
 #[inline(always)]
 fn per_cpu_base() -> u64 {
-    // SAFETY: a plain number in read-only data; the helper has no preconditions.
-    let (table, cpu) = unsafe {
-        (
-            read_volatile(&raw const PER_CPU_OFFSET),
-            aya_ebpf::helpers::bpf_get_smp_processor_id(),
-        )
+    let Some(here) = PER_CPU.get_ptr_mut(0) else {
+        return 0;
     };
-    if table == 0 {
-        0
-    } else {
-        read(table + u64::from(cpu) * 8)
+    // SAFETY: this CPU's value. An interrupt meanwhile would write the same. Through memory, since the verifier lets
+    // nobody calculate with the pointers themselves.
+    unsafe {
+        let known = read_volatile(&raw const (*here).base);
+        if known != 0 || !has(layout!(bpf_array_pptrs)) {
+            return known;
+        }
+        write_volatile(&raw mut (*here).map, &raw const PER_CPU as u64);
+        write_volatile(&raw mut (*here).value, here as u64);
+        let nominal: u64 = member(read_volatile(&raw const (*here).map), layout!(bpf_array_pptrs));
+        let base = read_volatile(&raw const (*here).value).wrapping_sub(nominal);
+        write_volatile(&raw mut (*here).base, base);
+        base
     }
 }
 

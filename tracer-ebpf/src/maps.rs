@@ -12,6 +12,7 @@ use crate::{
     emit::EventBuffer,
     hint::{Hint, Mark},
     ipvs::{Candidate, Flow},
+    kernel::PerCpu,
     scratch::Scratch,
 };
 
@@ -62,6 +63,10 @@ pub(crate) static HINTS: LruHashMap<u64, Hint> = LruHashMap::with_max_entries(40
 /// Hints of hooks that do not see the packet, one per CPU.
 #[map]
 pub(crate) static MARKS: PerCpuArray<Mark> = PerCpuArray::with_max_entries(1, 0);
+
+/// Where this CPU's per-CPU variables are.
+#[map]
+pub(crate) static PER_CPU: PerCpuArray<PerCpu> = PerCpuArray::with_max_entries(1, 0);
 
 /// From a function's entry to its exit.
 #[map]

@@ -17,6 +17,7 @@ use tokio::{
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
     sync::Notify,
+    task::JoinHandle,
     time::{MissedTickBehavior, interval},
 };
 
@@ -28,7 +29,7 @@ use crate::{
     bpf,
     context::{self, Context, ScopeRequest},
     diagnose::{self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, classify},
-    plan::{self, LoadOptions, Loaded, ModuleWatch, Plan, ProbeOptions},
+    plan::{self, LoadOptions, Loaded, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols},
     sink::{Origin, Sink},
     source::{CountReader, KernelSets, Ledger, Ring, log},
 };
@@ -84,6 +85,8 @@ struct Run<'a> {
     quit: Option<Arc<Notify>>,
     started: Instant,
     pending: FuturesOrdered<BoxFuture<'static, Labelled>>,
+    /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
+    symbols: Option<JoinHandle<Result<Symbols, PlanError>>>,
     /// Why the sink takes no more, once it does not.
     ended: Option<&'static str>,
 }
@@ -97,7 +100,7 @@ impl<'a> Run<'a> {
             addresses: options.scope.addr.clone(),
         };
         check_scope(&request)?;
-        let plan = Plan::probe(&ProbeOptions {
+        let mut plan = Plan::probe(&ProbeOptions {
             hide_symbols: options.hide_symbols.clone(),
             ..ProbeOptions::default()
         })?;
@@ -114,10 +117,12 @@ impl<'a> Run<'a> {
         let ring = Ring::open(&mut loaded.ebpf)?;
         let reader = CountReader::open(&mut loaded.ebpf)?;
         let sets = KernelSets::open(&mut loaded.ebpf)?;
+        // Before the hooks, so that the first drop finds the sets filled.
         let context = Context::start(&request, Box::new(sets))?;
         if context.ipvs_needs_entry_hook() {
             loaded.want_ipvs(&plan, true);
         }
+        loaded.attach(&mut plan)?;
         let ledger = Ledger::new(plan.symbols.clone(), plan.reasons.clone());
         let Opened { sink, quit } = options.open()?;
         Ok(Self {
@@ -132,6 +137,7 @@ impl<'a> Run<'a> {
             quit,
             started: Instant::now(),
             pending: FuturesOrdered::new(),
+            symbols: None,
             ended: None,
         })
     }
@@ -154,6 +160,9 @@ impl<'a> Run<'a> {
 
         self.tell_coverage()?;
         let mut child = self.spawn_command()?;
+        if !self.plan.has_symbols() {
+            self.symbols = Some(tokio::task::spawn_blocking(self.plan.symbol_reader()));
+        }
         let mut status = None;
         let deadline = self
             .options
@@ -178,7 +187,8 @@ impl<'a> Run<'a> {
                     child = None;
                     command_over = Some(tokio::time::Instant::now() + AFTER_COMMAND);
                 }
-                () = modules.changed() => {
+                found = found(&mut self.symbols) => self.name_by(found?)?,
+                () = modules.changed(), if self.symbols.is_none() => {
                     let changed = self.loaded.module_changed(&mut self.plan)?;
                     self.ledger.set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
                     if changed {
@@ -186,7 +196,7 @@ impl<'a> Run<'a> {
                     }
                 }
                 Some(labelled) = self.pending.next(), if !self.pending.is_empty() => self.deliver(&labelled)?,
-                events = self.ring.read(BATCH), if self.pending.len() < PENDING_MAX => {
+                events = self.ring.read(BATCH), if self.symbols.is_none() && self.pending.len() < PENDING_MAX => {
                     for event in events.context("cannot read the ring buffer")? {
                         self.take(event);
                     }
@@ -197,14 +207,15 @@ impl<'a> Run<'a> {
                         self.tell_coverage()?;
                     }
                 }
-                _ = ask_counts.recv() => self.tell_counts()?,
-                _ = counts.tick() => self.tell_counts()?,
-                _ = tick.tick() => {
+                _ = ask_counts.recv(), if self.symbols.is_none() => self.tell_counts()?,
+                _ = counts.tick(), if self.symbols.is_none() => self.tell_counts()?,
+                _ = tick.tick(), if self.symbols.is_none() => {
                     if full_screen {
                         self.tell_counts()?;
                     }
                     let ticked = self.sink.tick();
                     self.accept(ticked)?;
+                    self.loaded.prepare_next();
                 }
             }
         };
@@ -213,6 +224,18 @@ impl<'a> Run<'a> {
             Some(status) => exit_code(status),
             None => ExitCode::SUCCESS,
         })
+    }
+
+    /// Names what the kernel tells by these symbols from now on.
+    fn name_by(&mut self, symbols: Symbols) -> Result<()> {
+        self.symbols = None;
+        let changed = self.loaded.found_symbols(&mut self.plan, symbols)?;
+        self.ledger
+            .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
+        if changed {
+            self.tell_coverage()?;
+        }
+        Ok(())
     }
 
     /// Starts to gather an event's facts, unless nobody wants to see it.
@@ -362,6 +385,10 @@ impl<'a> Run<'a> {
 
     /// Takes what is still under way, then tells the end.
     async fn finish(mut self, ended: &'static str) -> Result<()> {
+        if self.symbols.is_some() {
+            let symbols = found(&mut self.symbols).await?;
+            self.name_by(symbols)?;
+        }
         let last = tokio::time::Instant::now() + LAST_EVENTS;
         for event in self.ring.take(PENDING_MAX) {
             self.take(event);
@@ -419,6 +446,15 @@ fn scope_of(options: &RunOptions) -> Scope {
 async fn reached(moment: Option<tokio::time::Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn found(symbols: &mut Option<JoinHandle<Result<Symbols, PlanError>>>) -> Result<Symbols> {
+    match symbols {
+        Some(reading) => Ok(reading
+            .await
+            .context("the thread that reads the kernel's symbols ended")??),
         None => std::future::pending().await,
     }
 }

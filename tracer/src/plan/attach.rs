@@ -1,7 +1,12 @@
 //! Carries a plan out: loads the programs that it needs, attaches them, keeps
 //! them attached while modules come and go, and says what became of each hook.
 
-use std::{any::Any, error::Error, fs, io};
+use std::{
+    any::Any,
+    collections::{HashMap, HashSet},
+    error::Error,
+    fs, io, thread,
+};
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
@@ -12,8 +17,8 @@ use droptrace_common::{IpvsLayout, Layout, Scope};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::{
-    Choice, Hook, Method, Phases, Place, Plan, PlanError, Target, When, module_identities,
-    symbols::PER_CPU_OFFSET,
+    Choice, Hook, Method, Phases, Place, Plan, PlanError, PlannedHook, Symbols, Target, When,
+    module_identities,
 };
 use crate::diagnose::{Gap, HookState};
 
@@ -116,16 +121,18 @@ pub struct Loaded {
     hooks: Vec<Attached>,
     /// The loaded object, with its maps.
     pub ebpf: Ebpf,
-    btf: Btf,
+    /// Ids of the functions that trampolines go to.
+    functions: Btf,
     ipvs: bool,
     modules: Vec<(&'static str, u64)>,
+    /// Programs that were loaded, or could not be, before their module came.
+    prepared: HashSet<String>,
 }
 
-/// Loads the object and attaches all hooks of the plan that this run needs.
+/// Loads the object: its maps can be filled, and [`Loaded::attach`] does the rest.
 ///
 /// # Errors
-/// BPF cannot be used at all, or no hook could be attached. A hook that fails on its own is told by [`Loaded::states`]
-/// and [`Loaded::gaps`].
+/// BPF cannot be used at all.
 pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded, LoadError> {
     may_use_bpf()?;
     // Before 5.11 maps count as locked memory. Where it fails, the kernel is newer or says so when a map is made.
@@ -136,7 +143,6 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     let scope = scope_bytes(options.scope);
     // Levels of aya-log: 0 is none, 5 all.
     let log_level: u8 = if options.log { 5 } else { 0 };
-    let per_cpu_offset = plan.variable(PER_CPU_OFFSET);
     let mut loader = EbpfLoader::new();
     // No program has relocations against the kernel's types: user space resolves them. Of the verifier's log only
     // the error is wanted; what it says of each instruction takes megabytes, and several attempts to fit them.
@@ -145,38 +151,50 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         .verifier_log_level(VerifierLogLevel::STATS)
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
-        .override_global("PER_CPU_OFFSET", &per_cpu_offset, true)
         .override_global("AYA_LOG_LEVEL", &log_level, true);
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
     let mut loaded = Loaded {
         ebpf: loader.load(object)?,
-        btf: Btf::from_sys_fs()?,
+        functions: plan.function_ids()?,
         hooks: Vec::new(),
         ipvs: options.ipvs,
         modules: module_identities(&plan.options.root),
+        prepared: HashSet::new(),
     };
     loaded.write_module_layout(&plan.module_layout)?;
-    // The free comes last: without the hooks that know why, it would have no more to say than its place.
-    for planned in plan.hooks.iter().rev() {
-        let attached = loaded.attach(planned.hook, &planned.choice);
-        loaded.hooks.push(attached);
-    }
-    loaded.hooks.reverse();
-    if !loaded.hooks.iter().any(|each| each.state == State::Attached) {
-        let (hook, reason) = loaded
+    Ok(loaded)
+}
+
+impl Loaded {
+    /// Attaches all hooks of the plan that this run needs. One that fails on its own is told by [`Self::states`] and
+    /// [`Self::gaps`].
+    ///
+    /// # Errors
+    /// No hook could be attached.
+    pub fn attach(&mut self, plan: &mut Plan) -> Result<(), LoadError> {
+        let all: Vec<&PlannedHook> = plan.hooks.iter().collect();
+        self.hooks = self.attach_all(&all);
+        // BTF knows functions of which no symbol is left. Without symbols the failures stay what they are.
+        if self.failures().next().is_some() && !plan.has_symbols() {
+            let chosen = plan.hooks.clone();
+            if plan.find_symbols().is_ok() {
+                self.follow(plan, &chosen);
+            }
+        }
+        if self.hooks.iter().any(|each| each.state == State::Attached) {
+            return Ok(());
+        }
+        let (hook, reason) = self
             .failures()
             .next()
             .map_or(("all", String::new()), |(hook, reason)| {
                 (hook.name, reason.to_owned())
             });
-        return Err(LoadError::Nothing { hook, reason });
+        Err(LoadError::Nothing { hook, reason })
     }
-    Ok(loaded)
-}
 
-impl Loaded {
     /// What became of each hook, in the order of the table.
     pub fn states(&self) -> Vec<HookState> {
         self.hooks
@@ -220,15 +238,9 @@ impl Loaded {
             .collect();
         self.modules = modules;
         let before = self.states();
-        for index in &changed {
-            self.hooks[*index].links.clear();
-        }
         // A map of one element that exists can be written.
         let _ = self.write_module_layout(&plan.module_layout);
-        for index in changed {
-            let planned = &plan.hooks[index];
-            self.hooks[index] = self.attach(planned.hook, &planned.choice);
-        }
+        self.attach_again(plan, &changed);
         Ok(before != self.states())
     }
 
@@ -240,14 +252,46 @@ impl Loaded {
         }
         self.ipvs = wanted;
         let before = self.states();
-        for index in 0..self.hooks.len() {
-            let planned = &plan.hooks[index];
-            if planned.hook.when == When::IpvsWanted {
-                self.hooks[index].links.clear();
-                self.hooks[index] = self.attach(planned.hook, &planned.choice);
+        let those: Vec<usize> = (0..self.hooks.len())
+            .filter(|index| self.hooks[*index].hook.when == When::IpvsWanted)
+            .collect();
+        self.attach_again(plan, &those);
+        before != self.states()
+    }
+
+    /// Loads one more probe of the hooks whose module is not there yet, so that attaching takes little time when it
+    /// comes. A failure is told then.
+    pub fn prepare_next(&mut self) {
+        let waiting = self.hooks.iter().filter(|each| each.state == State::Waiting);
+        for (name, _) in waiting.flat_map(|each| programs_of(each.hook, Method::Probe)) {
+            if let Some(Program::KProbe(program)) = self.ebpf.program_mut(&name)
+                && program.fd().is_err()
+                && self.prepared.insert(name)
+            {
+                let _ = program.load();
+                return;
             }
         }
-        before != self.states()
+    }
+
+    /// Has the symbols, which were left for later when the plan was made. Says whether anything became of a hook that was
+    /// not so before.
+    ///
+    /// # Errors
+    /// None, once there are symbols.
+    pub fn found_symbols(&mut self, plan: &mut Plan, symbols: Symbols) -> Result<bool, PlanError> {
+        let (chosen, before) = (plan.hooks.clone(), self.states());
+        plan.found_symbols(symbols)?;
+        self.follow(plan, &chosen);
+        Ok(before != self.states())
+    }
+
+    /// Attaches those hooks again for which the plan has another place than before.
+    fn follow(&mut self, plan: &Plan, before: &[PlannedHook]) {
+        let moved: Vec<usize> = (0..plan.hooks.len())
+            .filter(|index| plan.hooks[*index] != before[*index])
+            .collect();
+        self.attach_again(plan, &moved);
     }
 
     fn failures(&self) -> impl Iterator<Item = (&Hook, &str)> {
@@ -269,139 +313,166 @@ impl Loaded {
         Array::<_, [u32; IpvsLayout::ENTRIES.len()]>::try_from(map)?.set(0, values, 0)
     }
 
-    /// Attaches a hook if it can and should be.
-    fn attach(&mut self, hook: &'static Hook, choice: &Choice) -> Attached {
-        let mut attached = Attached {
-            hook,
-            state: State::Failed,
-            symbol: None,
-            method: None,
-            reason: None,
-            links: Vec::new(),
-        };
-        match choice {
-            Choice::NotNeeded { reason } => {
-                attached.state = State::NotNeeded;
-                attached.reason = Some(reason.clone());
-            }
-            Choice::Impossible { reason } => attached.reason = Some(reason.clone()),
-            Choice::Waiting { module } => {
-                attached.state = State::Waiting;
-                attached.reason = Some(format!("module {module} is not loaded"));
-                self.prepare(hook);
-            }
-            Choice::Attach(_) if hook.when == When::IpvsWanted && !self.ipvs => {
-                attached.state = State::NotNeeded;
-                attached.reason = Some(
-                    "no netns in scope has IPVS services with expire_nodest_conn=0, and --ipvs was not given"
-                        .to_owned(),
-                );
-            }
-            Choice::Attach(place) => {
-                attached.symbol = Some(place.symbol.clone());
-                match self.attach_at(hook, place) {
-                    Ok((method, links)) => {
-                        attached.state = State::Attached;
-                        attached.method = Some(method);
-                        attached.links = links;
-                    }
-                    Err(reason) => attached.reason = Some(reason),
-                }
-            }
+    /// Attaches these hooks of the plan once more.
+    fn attach_again(&mut self, plan: &Plan, indexes: &[usize]) {
+        for index in indexes {
+            self.hooks[*index].links.clear();
         }
-        attached
+        let those: Vec<&PlannedHook> = indexes.iter().map(|index| &plan.hooks[*index]).collect();
+        for (index, attached) in indexes.iter().zip(self.attach_all(&those)) {
+            self.hooks[*index] = attached;
+        }
     }
 
-    /// Tries the methods in order.
-    fn attach_at(&mut self, hook: &Hook, place: &Place) -> Result<(String, Vec<Link>), String> {
-        let mut reasons: Vec<String> = Vec::new();
-        for method in &place.methods {
-            let mut links: Vec<Link> = Vec::new();
-            let programs = programs(hook, *method);
-            let tried = programs.iter().try_for_each(|(program, kind)| {
-                links.push(
-                    self.attach_program(program, place)
-                        .map_err(|reason| format!("{kind}: {reason}"))?,
-                );
-                Ok(())
+    /// Attaches hooks side by side, since the kernel lets each wait until no CPU runs the code that it changes. The free
+    /// comes last: without the hooks that know why, it would have no more to say than its place.
+    fn attach_all(&mut self, hooks: &[&PlannedHook]) -> Vec<Attached> {
+        let (ipvs, functions) = (self.ipvs, &self.functions);
+        let mut programs: HashMap<&str, &mut Program> = self.ebpf.programs_mut().collect();
+        let mut attached: Vec<Option<Attached>> = hooks.iter().map(|_| None).collect();
+        for tracepoints in [false, true] {
+            thread::scope(|scope| {
+                for (planned, place) in hooks.iter().zip(&mut attached) {
+                    if matches!(planned.hook.target, Target::Tracepoint(_)) != tracepoints {
+                        continue;
+                    }
+                    let mut own: Programs<'_> = Method::ALL
+                        .iter()
+                        .flat_map(|method| programs_of(planned.hook, *method))
+                        .filter_map(|(name, _)| Some((programs.remove(name.as_str())?, name)))
+                        .map(|(program, name)| (name, program))
+                        .collect();
+                    scope.spawn(move || *place = Some(attach(planned, &mut own, functions, ipvs)));
+                }
             });
-            match tried {
-                Ok(()) => {
-                    // Exits come first in the list, as they are attached first; entries come first in words.
-                    let method: Vec<&str> = programs.iter().rev().map(|(_, kind)| *kind).collect();
-                    return Ok((method.join("+"), links));
-                }
-                // The links made so far are dropped here: a hook is never half attached.
-                Err(reason) => reasons.push(reason),
-            }
         }
-        Err(reasons.join("; "))
+        attached.into_iter().flatten().collect()
     }
+}
 
-    fn attach_program(&mut self, name: &str, place: &Place) -> Result<Link, String> {
-        let program = self
-            .ebpf
-            .program_mut(name)
-            .ok_or_else(|| format!("the BPF object has no program {name}"))?;
-        let symbol = place.symbol.as_str();
-        // A module's function by module and name: others may share the name.
-        let function = match &place.module {
-            Some(module) => format!("{module}:{symbol}"),
-            None => symbol.to_owned(),
-        };
-        let loaded = program.fd().is_ok();
-        let link = (|| -> Result<Link, ProgramError> {
-            Ok(match program {
-                Program::RawTracePoint(program) => {
-                    if !loaded {
-                        program.load()?;
-                    }
-                    let id = program.attach(symbol)?;
-                    Box::new(program.take_link(id)?)
-                }
-                Program::FEntry(program) => {
-                    if !loaded {
-                        program.load(symbol, &self.btf)?;
-                    }
-                    let id = program.attach()?;
-                    Box::new(program.take_link(id)?)
-                }
-                Program::FExit(program) => {
-                    if !loaded {
-                        program.load(symbol, &self.btf)?;
-                    }
-                    let id = program.attach()?;
-                    Box::new(program.take_link(id)?)
-                }
-                Program::KProbe(program) => {
-                    if !loaded {
-                        program.load()?;
-                    }
-                    let id = program.attach(&function, 0)?;
-                    Box::new(program.take_link(id)?)
-                }
-                _ => return Err(ProgramError::UnexpectedProgramType),
-            })
-        })();
-        link.map_err(|error| in_words(&error))
-    }
+/// The programs of a hook, by name.
+type Programs<'a> = HashMap<String, &'a mut Program>;
 
-    /// Loads the probes of a hook whose module is not there yet, so that attaching takes little time when it comes. A
-    /// failure is told then.
-    fn prepare(&mut self, hook: &Hook) {
-        for (name, _) in programs(hook, Method::Probe) {
-            if let Some(Program::KProbe(program)) = self.ebpf.program_mut(&name)
-                && program.fd().is_err()
-            {
-                let _ = program.load();
+/// Attaches a hook if it can and should be.
+fn attach(planned: &PlannedHook, programs: &mut Programs<'_>, functions: &Btf, ipvs: bool) -> Attached {
+    let hook = planned.hook;
+    let mut attached = Attached {
+        hook,
+        state: State::Failed,
+        symbol: None,
+        method: None,
+        reason: None,
+        links: Vec::new(),
+    };
+    match &planned.choice {
+        Choice::NotNeeded { reason } => {
+            attached.state = State::NotNeeded;
+            attached.reason = Some(reason.clone());
+        }
+        Choice::Impossible { reason } => attached.reason = Some(reason.clone()),
+        Choice::Waiting { module } => {
+            attached.state = State::Waiting;
+            attached.reason = Some(format!("module {module} is not loaded"));
+        }
+        Choice::Attach(_) if hook.when == When::IpvsWanted && !ipvs => {
+            attached.state = State::NotNeeded;
+            attached.reason = Some(
+                "no netns in scope has IPVS services with expire_nodest_conn=0, and --ipvs was not given"
+                    .to_owned(),
+            );
+        }
+        Choice::Attach(place) => {
+            attached.symbol = Some(place.symbol.clone());
+            match attach_at(hook, place, programs, functions) {
+                Ok((method, links)) => {
+                    attached.state = State::Attached;
+                    attached.method = Some(method);
+                    attached.links = links;
+                }
+                Err(reason) => attached.reason = Some(reason),
             }
         }
     }
+    attached
+}
+
+/// Tries the methods in order.
+fn attach_at(
+    hook: &Hook,
+    place: &Place,
+    programs: &mut Programs<'_>,
+    functions: &Btf,
+) -> Result<(String, Vec<Link>), String> {
+    let mut reasons: Vec<String> = Vec::new();
+    for method in &place.methods {
+        let mut links: Vec<Link> = Vec::new();
+        let named = programs_of(hook, *method);
+        let tried = named.iter().try_for_each(|(name, kind)| {
+            let program = programs
+                .get_mut(name)
+                .ok_or_else(|| format!("the BPF object has no program {name}"))?;
+            let link = attach_program(program, place, functions)
+                .map_err(|error| format!("{kind}: {}", in_words(&error)))?;
+            links.push(link);
+            Ok(())
+        });
+        match tried {
+            Ok(()) => {
+                // Exits come first in the list, as they are attached first; entries come first in words.
+                let method: Vec<&str> = named.iter().rev().map(|(_, kind)| *kind).collect();
+                return Ok((method.join("+"), links));
+            }
+            // The links made so far are dropped here: a hook is never half attached.
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+fn attach_program(program: &mut Program, place: &Place, functions: &Btf) -> Result<Link, ProgramError> {
+    let symbol = place.symbol.as_str();
+    let loaded = program.fd().is_ok();
+    Ok(match program {
+        Program::RawTracePoint(program) => {
+            if !loaded {
+                program.load()?;
+            }
+            let id = program.attach(symbol)?;
+            Box::new(program.take_link(id)?)
+        }
+        Program::FEntry(program) => {
+            if !loaded {
+                program.load(symbol, functions)?;
+            }
+            let id = program.attach()?;
+            Box::new(program.take_link(id)?)
+        }
+        Program::FExit(program) => {
+            if !loaded {
+                program.load(symbol, functions)?;
+            }
+            let id = program.attach()?;
+            Box::new(program.take_link(id)?)
+        }
+        Program::KProbe(program) => {
+            if !loaded {
+                program.load()?;
+            }
+            // A module's function by module and name: others may share the name.
+            let function = match &place.module {
+                Some(module) => format!("{module}:{symbol}"),
+                None => symbol.to_owned(),
+            };
+            let id = program.attach(&function, 0)?;
+            Box::new(program.take_link(id)?)
+        }
+        _ => return Err(ProgramError::UnexpectedProgramType),
+    })
 }
 
 /// The programs that attach a hook by this method, with the name of the method, in the order in which they are
 /// attached: the exit first, so that no entry is noted whose exit is missed.
-fn programs(hook: &Hook, method: Method) -> Vec<(String, &'static str)> {
+fn programs_of(hook: &Hook, method: Method) -> Vec<(String, &'static str)> {
     let (entry, exit) = match method {
         Method::RawTracepoint => return vec![(hook.name.to_owned(), "raw_tracepoint")],
         Method::Trampoline => ("fentry", "fexit"),

@@ -13,7 +13,7 @@ use btf_rs::{Backend, Btf, BtfType, Func, Member, Type};
 use droptrace_common::{IpvsLayout, Layout, LayoutEntry, Resolve};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::scan::{Enumerators, Ids, Raw};
+use super::scan::{self, Enumerators, Ids, Raw};
 
 /// Why BTF could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -156,6 +156,14 @@ impl Types {
     /// [`super::Symbols`], too.
     pub fn has_function(&self, name: &str) -> bool {
         self.functions(name).next().is_some()
+    }
+
+    /// BTF in which nothing but these (wanted) functions is left, under the ids that they have in the kernel. What loads
+    /// a trampoline looks its function up there: in all of the kernel's BTF that takes 5 ms each.
+    pub fn functions_alone<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<u8> {
+        let is_function = |id: &u32| matches!(self.btf.resolve_type_by_id(*id), Ok(Type::Func(_)));
+        let named = names.flat_map(|name| self.ids_of(name).iter().map(move |id| (*id, name)));
+        scan::functions_alone(&named.filter(|(id, _)| is_function(id)).collect())
     }
 
     /// Names and values of an enum of this (wanted) name, in the kernel's order.

@@ -16,8 +16,6 @@ pub struct Hook {
     pub when: When,
     /// Layout entries without which it cannot tell the truth.
     pub needs: &'static [&'static str],
-    /// Variables of the kernel whose address it needs.
-    pub variables: &'static [&'static str],
     /// Causes that are not seen, or not wholly seen, without it.
     pub serves: &'static [Serves],
     /// When the kernel calls it, hence what it costs.
@@ -114,13 +112,9 @@ const ROW: Hook = Hook {
     module: None,
     when: When::Always,
     needs: &[],
-    variables: &[],
     serves: &[],
     price: "",
 };
-
-/// What it takes to read a kernel counter before and after a call.
-const COUNTERS: &[&str] = &[super::symbols::PER_CPU_OFFSET];
 
 /// The table.
 pub const HOOKS: &[Hook] = &[
@@ -167,11 +161,11 @@ pub const HOOKS: &[Hook] = &[
             "arg_conn_request_skb",
             "sock_net",
             "net_statistics",
+            "bpf_array_pptrs",
             "mib_listen_overflows",
             "mib_listen_drops",
             "mib_req_queue_full_drop",
         ],
-        variables: COUNTERS,
         serves: &[
             part("accept-queue-full", "stage: syn"),
             all("syn-queue-full"),
@@ -217,9 +211,9 @@ pub const HOOKS: &[Hook] = &[
             "arg_syn_recv_skb",
             "sock_net",
             "net_statistics",
+            "bpf_array_pptrs",
             "mib_listen_overflows",
         ],
-        variables: COUNTERS,
         serves: &[part("accept-queue-full", "stage: ack and syncookie-ack, IPv4")],
         price: "once for each connection accepted",
         ..ROW
@@ -233,9 +227,9 @@ pub const HOOKS: &[Hook] = &[
             "arg_syn_recv_skb",
             "sock_net",
             "net_statistics",
+            "bpf_array_pptrs",
             "mib_listen_overflows",
         ],
-        variables: COUNTERS,
         serves: &[part("accept-queue-full", "stage: ack and syncookie-ack, IPv6")],
         price: "once for each connection accepted",
         ..ROW
@@ -328,8 +322,12 @@ pub const HOOKS: &[Hook] = &[
         name: "tcp_req_err",
         doc: "an ICMP error that ends a pending request: it is counted in ListenDrops, though no packet is lost",
         target: Target::Function(&["tcp_req_err"], Phases::EntryAndExit),
-        needs: &["arg_req_err_sk", "net_statistics", "mib_listen_drops"],
-        variables: COUNTERS,
+        needs: &[
+            "arg_req_err_sk",
+            "net_statistics",
+            "bpf_array_pptrs",
+            "mib_listen_drops",
+        ],
         serves: &[part("syn-refused", "reconciliation with ListenDrops")],
         price: "once for each ICMP error for a pending request",
         ..ROW
@@ -477,7 +475,6 @@ pub const HOOKS: &[Hook] = &[
             all("ipvs-destination-gone"),
         ],
         price: "once for each packet in a netns with IPVS services",
-        ..ROW
     },
     Hook {
         name: "ip_vs_conn_in_get",
@@ -491,7 +488,6 @@ pub const HOOKS: &[Hook] = &[
             all("ipvs-destination-gone"),
         ],
         price: "once for each packet in a netns with IPVS services",
-        ..ROW
     },
 ];
 

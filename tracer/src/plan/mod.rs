@@ -11,6 +11,7 @@ pub mod symbols;
 pub mod watch;
 
 use std::{
+    collections::{HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -115,6 +116,11 @@ pub enum Method {
     Probe,
 }
 
+impl Method {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::RawTracepoint, Self::Trampoline, Self::Probe];
+}
+
 /// Where a hook goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -176,7 +182,7 @@ pub struct Plan {
     pub module_layout: IpvsLayout,
     /// Where the latter come from.
     pub module_layout_source: ModuleLayoutSource,
-    /// Symbols, as of the last look.
+    /// Symbols, as of the last look; empty until they are looked for.
     pub symbols: Arc<Symbols>,
     /// Names of drop reasons.
     pub reasons: Arc<Reasons>,
@@ -187,12 +193,25 @@ pub struct Plan {
     missing: Vec<Missing>,
     module_missing: Vec<Missing>,
     types: Types,
+    /// Functions that the BTF of loaded modules describes, by module.
+    module_functions: HashMap<&'static str, HashSet<&'static str>>,
+    modules: Vec<(&'static str, u64)>,
+    has_symbols: bool,
     has_kprobes: bool,
     options: ProbeOptions,
 }
 
+/// Why a hook has no place.
+enum Nowhere {
+    /// BTF alone does not tell: the symbols must be looked at.
+    NotKnown,
+    /// The kernel offers none, and why.
+    Refused(String),
+}
+
 impl Plan {
-    /// Looks at the running kernel.
+    /// Looks at the running kernel. Its symbols are left for later where its types say enough to attach all hooks: they
+    /// take the kernel longer to list than all the rest takes.
     ///
     /// # Errors
     /// The kernel has no BTF, or `/proc` cannot be read. Anything else that is missing is a gap.
@@ -212,10 +231,14 @@ impl Plan {
             missing,
             module_missing: Vec::new(),
             types,
+            module_functions: HashMap::new(),
+            modules: Vec::new(),
+            has_symbols: false,
             has_kprobes: options.path("sys/bus/event_source/devices/kprobe").exists(),
             options: options.clone(),
         };
-        plan.refresh()?;
+        plan.read_modules();
+        plan.choose_all()?;
         Ok(plan)
     }
 
@@ -224,17 +247,65 @@ impl Plan {
     /// # Errors
     /// `/proc/kallsyms` cannot be read.
     pub fn refresh(&mut self) -> Result<(), PlanError> {
-        let path = self.options.path("proc/kallsyms");
-        let mut symbols = Symbols::read(&path).map_err(|error| PlanError::Unreadable { path, error })?;
-        symbols.hide(&self.options.hide_symbols);
-        self.symbols = Arc::new(symbols);
+        self.set_symbols(self.symbol_reader()()?);
         self.read_modules();
+        self.choose_all()
+    }
+
+    /// Looks at the symbols now if that was left for later, and chooses the places of hooks by them.
+    ///
+    /// # Errors
+    /// `/proc/kallsyms` cannot be read.
+    pub fn find_symbols(&mut self) -> Result<(), PlanError> {
+        if self.has_symbols {
+            return Ok(());
+        }
+        let symbols = self.symbol_reader()()?;
+        self.found_symbols(symbols)
+    }
+
+    /// Chooses the places of hooks by these symbols.
+    ///
+    /// # Errors
+    /// None, once there are symbols.
+    pub fn found_symbols(&mut self, symbols: Symbols) -> Result<(), PlanError> {
+        self.set_symbols(symbols);
+        self.choose_all()
+    }
+
+    /// Whether the symbols were looked at.
+    pub const fn has_symbols(&self) -> bool {
+        self.has_symbols
+    }
+
+    /// What reads the symbols, on whatever thread. It fails where `/proc/kallsyms` cannot be read.
+    pub fn symbol_reader(&self) -> impl FnOnce() -> Result<Symbols, PlanError> + Send + use<> {
+        let proc = self.options.path("proc");
+        move || {
+            Symbols::read(&proc).map_err(|error| PlanError::Unreadable {
+                path: proc.join("kallsyms"),
+                error,
+            })
+        }
+    }
+
+    fn set_symbols(&mut self, symbols: Symbols) {
+        self.symbols = Arc::new(symbols);
+        self.has_symbols = true;
+    }
+
+    fn choose_all(&mut self) -> Result<(), PlanError> {
+        let chosen = HOOKS
+            .iter()
+            .map(|hook| self.choose(hook))
+            .collect::<Option<Vec<_>>>();
+        let Some(chosen) = chosen else {
+            return self.find_symbols();
+        };
         self.hooks = HOOKS
             .iter()
-            .map(|hook| PlannedHook {
-                hook,
-                choice: self.choose(hook),
-            })
+            .zip(chosen)
+            .map(|(hook, choice)| PlannedHook { hook, choice })
             .collect();
         self.gaps = self.gaps_given(self.hooks.iter().filter_map(|planned| match &planned.choice {
             Choice::Impossible { reason } => Some((planned.hook, reason.as_str())),
@@ -243,25 +314,31 @@ impl Plan {
         Ok(())
     }
 
-    /// Address of a variable, 0 where the kernel has none or hides it.
-    pub fn variable(&self, name: &str) -> u64 {
-        self.symbols.address(name).unwrap_or(0)
-    }
-
     /// Whether `skb:kfree_skb` gives a reason.
     pub fn has_reasons(&self) -> bool {
         self.layout.kfree_skb_arguments != ABSENT && self.layout.kfree_skb_arguments >= 3
     }
 
+    /// The ids of those functions of the kernel proper that trampolines may go to.
+    fn function_ids(&self) -> Result<aya::Btf, aya::BtfError> {
+        let functions = self.types.functions_alone(function_names());
+        aya::Btf::parse(&functions, aya::Endianness::default())
+    }
+
     /// Reads the BTF of those modules that hooks and reasons need.
     fn read_modules(&mut self) {
         let wanted = wanted();
-        let loaded: Vec<Types> = module_names()
-            .filter_map(|module| {
-                let path = self.options.path("sys/kernel/btf").join(module);
-                self.types.read_module(&path, &wanted).ok()
-            })
-            .collect();
+        self.modules = module_identities(&self.options.root);
+        self.module_functions.clear();
+        let mut loaded: Vec<Types> = Vec::new();
+        for module in module_names() {
+            let path = self.options.path("sys/kernel/btf").join(module);
+            if let Ok(types) = self.types.read_module(&path, &wanted) {
+                let functions = function_names().filter(|name| types.has_function(name)).collect();
+                self.module_functions.insert(module, functions);
+                loaded.push(types);
+            }
+        }
         let mut reasons = Reasons::default();
         let all: Vec<&Types> = loaded.iter().chain([&self.types]).collect();
         for types in &all {
@@ -280,11 +357,12 @@ impl Plan {
         }
     }
 
-    fn choose(&self, hook: &'static Hook) -> Choice {
+    /// `None`: it takes the symbols to tell.
+    fn choose(&self, hook: &'static Hook) -> Option<Choice> {
         if hook.when == When::WithoutReasons && self.has_reasons() {
-            return Choice::NotNeeded {
+            return Some(Choice::NotNeeded {
                 reason: "skb:kfree_skb gives a reason that says the same".to_owned(),
-            };
+            });
         }
         let place = match hook.target {
             Target::Tracepoint(name) => self.tracepoint(name),
@@ -294,11 +372,12 @@ impl Plan {
             Ok(place) => place,
             Err(_)
                 if let Some(module) = hook.module
-                    && !self.symbols.has_module(module) =>
+                    && !self.has_module(module) =>
             {
-                return Choice::Waiting { module };
+                return Some(Choice::Waiting { module });
             }
-            Err(reason) => return Choice::Impossible { reason },
+            Err(Nowhere::NotKnown) => return None,
+            Err(Nowhere::Refused(reason)) => return Some(Choice::Impossible { reason }),
         };
         if let Some(missing) = self
             .missing
@@ -306,26 +385,26 @@ impl Plan {
             .chain(&self.module_missing)
             .find(|missing| hook.needs.contains(&missing.entry))
         {
-            return Choice::Impossible {
+            return Some(Choice::Impossible {
                 reason: missing.reason.clone(),
-            };
+            });
         }
-        if let Some(variable) = hook.variables.iter().find(|name| self.variable(name) == 0) {
-            let reason = if self.symbols.has_addresses() {
-                format!("/proc/kallsyms has no {variable}")
-            } else {
-                format!(
-                    "/proc/kallsyms hides the address of {variable}: run as root, with `sysctl kernel.kptr_restrict` below 2"
-                )
-            };
-            return Choice::Impossible { reason };
-        }
-        Choice::Attach(place)
+        Some(Choice::Attach(place))
     }
 
-    fn tracepoint(&self, name: &str) -> Result<Place, String> {
-        if self.symbols.is_hidden(name) {
-            return Err(format!("tracepoint {name} is hidden by request"));
+    fn is_hidden(&self, name: &str) -> bool {
+        self.options.hide_symbols.iter().any(|hidden| hidden == name)
+    }
+
+    fn has_module(&self, name: &str) -> bool {
+        self.modules.iter().any(|(module, _)| *module == name)
+    }
+
+    fn tracepoint(&self, name: &str) -> Result<Place, Nowhere> {
+        if self.is_hidden(name) {
+            return Err(Nowhere::Refused(format!(
+                "tracepoint {name} is hidden by request"
+            )));
         }
         Ok(Place {
             symbol: name.to_owned(),
@@ -334,21 +413,60 @@ impl Plan {
         })
     }
 
-    fn function(&self, hook: &Hook, names: &[&str], phases: Phases) -> Result<Place, String> {
+    fn function(&self, hook: &Hook, names: &[&str], phases: Phases) -> Result<Place, Nowhere> {
         let mut reasons = Vec::new();
+        let mut known = true;
         for name in names {
-            match self.place(hook, name, phases) {
+            let place = if self.is_hidden(name) {
+                Err(format!("{name} is hidden by request"))
+            } else if self.has_symbols {
+                self.place_by_symbols(hook, name, phases)
+            } else if let Some(place) = self.place_by_types(hook, name) {
+                Ok(place)
+            } else {
+                known = false;
+                continue;
+            };
+            match place {
                 Ok(place) => return Ok(place),
                 Err(reason) => reasons.push(reason),
             }
         }
-        Err(reasons.join(", "))
+        Err(if known {
+            Nowhere::Refused(reasons.join(", "))
+        } else {
+            Nowhere::NotKnown
+        })
     }
 
-    fn place(&self, hook: &Hook, name: &str, phases: Phases) -> Result<Place, String> {
-        if self.symbols.is_hidden(name) {
-            return Err(format!("{name} is hidden by request"));
+    /// Where a function is that BTF describes; whether it can be attached there the kernel says.
+    fn place_by_types(&self, hook: &Hook, name: &str) -> Option<Place> {
+        let (module, methods) = if self.types.has_function(name) {
+            (None, self.methods(true))
+        } else {
+            let module = hook.module?;
+            self.module_functions.get(module)?.get(name)?;
+            (Some(module.to_owned()), self.methods(false))
+        };
+        (!methods.is_empty()).then(|| Place {
+            symbol: name.to_owned(),
+            module,
+            methods,
+        })
+    }
+
+    fn methods(&self, trampoline: bool) -> Vec<Method> {
+        let mut methods = Vec::new();
+        if trampoline {
+            methods.push(Method::Trampoline);
         }
+        if self.has_kprobes {
+            methods.push(Method::Probe);
+        }
+        methods
+    }
+
+    fn place_by_symbols(&self, hook: &Hook, name: &str, phases: Phases) -> Result<Place, String> {
         let ours =
             |function: &symbols::Function<'_>| function.module.is_none() || function.module == hook.module;
         let mut found: Vec<_> = self.symbols.functions(name).filter(ours).collect();
@@ -361,14 +479,9 @@ impl Plan {
             [function] => function,
             several => return Err(format!("this kernel has {} functions {name}", several.len())),
         };
-        let mut methods = Vec::new();
         // aya attaches trampolines to functions of the kernel proper only.
-        if function.module.is_none() && function.name == name && self.types.has_function(name) {
-            methods.push(Method::Trampoline);
-        }
-        if self.has_kprobes {
-            methods.push(Method::Probe);
-        }
+        let methods =
+            self.methods(function.module.is_none() && function.name == name && self.types.has_function(name));
         if methods.is_empty() {
             return Err(format!(
                 "this kernel has no kprobes (CONFIG_KPROBE_EVENTS), and {} is out of reach of fentry",
@@ -409,10 +522,7 @@ impl Plan {
             }
         }
         // What a module brings is missing while it is not loaded, and then nothing is dropped in it.
-        let module_missing = self
-            .module_missing
-            .iter()
-            .filter(|_| self.symbols.has_module("ip_vs"));
+        let module_missing = self.module_missing.iter().filter(|_| self.has_module("ip_vs"));
         for missing in self.missing.iter().chain(module_missing) {
             for evidence in EVIDENCE.iter().filter(|evidence| evidence.entry == missing.entry) {
                 for cause in evidence.causes {
@@ -438,18 +548,29 @@ impl Plan {
                 }
             }));
         }
+        if self.has_symbols && !self.symbols.has_addresses() {
+            gaps.push(Gap {
+                cause: "unknown".to_owned(),
+                field: Some("location".to_owned()),
+                reason: "/proc/kallsyms hides addresses, so that what only the place of the drop tells is unknown: run as root, with `sysctl kernel.kptr_restrict` below 2".to_owned(),
+            });
+        }
         gaps
     }
 }
 
+/// Functions that hooks may go to.
+fn function_names() -> impl Iterator<Item = &'static str> {
+    HOOKS.iter().flat_map(|hook| match hook.target {
+        Target::Function(names, _) => names.iter().copied(),
+        Target::Tracepoint(_) => [].iter().copied(),
+    })
+}
+
 /// All that is looked for in BTF.
 fn wanted() -> btf::Wanted {
-    let functions = HOOKS.iter().flat_map(|hook| match hook.target {
-        Target::Function(names, _) => names,
-        Target::Tracepoint(_) => &[],
-    });
     btf::Wanted::by_layouts()
-        .and(functions.copied())
+        .and(function_names())
         .and(reasons::wanted())
 }
 
@@ -492,7 +613,6 @@ ffffffff81000400 t ip_handle_martian_source.isra.0
 ffffffff81000500 t tcp_check_req
 ffffffff81000600 t tcp_check_req
 ffffffff81000700 T arp_error_report
-ffffffff82000000 D __per_cpu_offset
 ";
 
     const IP_VS: &str = "\
@@ -505,8 +625,24 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
     }
 
     impl Fixture {
-        /// A kernel that has what its hooks need.
+        /// A kernel that has what its hooks need, with functions whose types it does not describe.
         fn new(release: &str, kfree_skb_arguments: usize, kallsyms: &str) -> Self {
+            const DESCRIBED: &[&str] = &[
+                "tcp_conn_request",
+                "tcp_v4_syn_recv_sock",
+                "ip_handle_martian_source",
+                "arp_error_report",
+                "tcp_peer_is_proven",
+            ];
+            Self::describing(DESCRIBED.iter().copied(), release, kfree_skb_arguments, kallsyms)
+        }
+
+        fn describing(
+            functions: impl Iterator<Item = &'static str>,
+            release: &str,
+            kfree_skb_arguments: usize,
+            kallsyms: &str,
+        ) -> Self {
             let fixture = Self {
                 root: tempfile::tempdir().unwrap(),
             };
@@ -519,18 +655,14 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
                 ("dev", word),
                 ("neigh", word),
             ];
-            for function in [
-                "tcp_conn_request",
-                "tcp_v4_syn_recv_sock",
-                "ip_handle_martian_source",
-                "arp_error_report",
-            ] {
-                blob.function(function, &parameters);
+            for function in functions {
+                let count = if function == "tcp_peer_is_proven" { 2 } else { 5 };
+                blob.function(function, &parameters[..count]);
             }
-            blob.function("tcp_peer_is_proven", &parameters[..2]);
             let members =
                 ["len", "head", "data", "protocol", "network_header"].map(|name| (name, word, 0, 0));
             blob.structure("sk_buff", 4, &members);
+            blob.structure("bpf_array", 8, &[("pptrs", word, 0, 0)]);
             let pair = blob.structure("", 8, &[("net", word, 0, 0), ("net_statistics", word, 32, 0)]);
             blob.structure("net", 16, &[("mib", pair, 0, 0)]);
             blob.structure("sock_common", 16, &[("skc_net", pair, 64, 0)]);
@@ -548,6 +680,9 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
             }
             fixture.write("sys/kernel/btf/vmlinux", &blob.bytes());
             fixture.write("proc/kallsyms", kallsyms.as_bytes());
+            if kallsyms.contains("[ip_vs]") {
+                fixture.write("sys/module/ip_vs/initstate", b"live\n");
+            }
             fixture.write("proc/sys/kernel/osrelease", format!("{release}\n").as_bytes());
             fixture.write("proc/sys/kernel/random/boot_id", b"0-1\n");
             fixture.write("sys/bus/event_source/devices/kprobe/type", b"8\n");
@@ -624,7 +759,6 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
         assert!(impossible(choice(&plan, "ip_handle_martian_source")).contains("no function"));
         assert!(impossible(choice(&plan, "tcp_check_req")).contains("2 functions"));
         assert_eq!(*choice(&plan, "ip_vs_leave"), Choice::Waiting { module: "ip_vs" });
-        assert_eq!(plan.variable(symbols::PER_CPU_OFFSET), 0xffff_ffff_8200_0000);
     }
 
     #[test]
@@ -686,6 +820,7 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
         let mut plan = fixture.plan(&[]);
         assert_eq!(*choice(&plan, "ip_vs_leave"), Choice::Waiting { module: "ip_vs" });
         fixture.write("proc/kallsyms", format!("{KALLSYMS}{IP_VS}").as_bytes());
+        fixture.write("sys/module/ip_vs/initstate", b"live\n");
         plan.refresh().unwrap();
         assert!(matches!(choice(&plan, "ip_vs_leave"), Choice::Attach(_)));
     }
@@ -710,7 +845,30 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
             .collect::<Vec<_>>()
             .join("\n");
         let plan = Fixture::new("6.12.1", 4, &kallsyms).plan(&[]);
-        assert!(impossible(choice(&plan, "tcp_conn_request")).contains("kptr_restrict"));
+        let gap = plan
+            .gaps
+            .iter()
+            .find(|gap| gap.field.as_deref() == Some("location"));
+        assert!(gap.unwrap().reason.contains("kptr_restrict"));
+        // What is attached by name needs no address.
+        assert!(matches!(choice(&plan, "tcp_conn_request"), Choice::Attach(_)));
+    }
+
+    #[test]
+    fn symbols_are_left_for_later_where_types_say_enough() {
+        let kallsyms = format!("{KALLSYMS}ffffffff81000800 t tcp_v4_syn_recv_sock\n");
+        let fixture = Fixture::describing(function_names(), "6.12.1", 4, &kallsyms);
+        let mut plan = fixture.plan(&["tcp_v6_conn_request"]);
+        assert!(!plan.has_symbols());
+        assert_eq!(
+            *choice(&plan, "tcp_v4_syn_recv_sock"),
+            place("tcp_v4_syn_recv_sock", None, &[Method::Trampoline, Method::Probe])
+        );
+        assert!(impossible(choice(&plan, "tcp_v6_conn_request")).contains("hidden by request"));
+        plan.find_symbols().unwrap();
+        assert!(impossible(choice(&plan, "tcp_v4_syn_recv_sock")).contains("2 functions"));
+        assert!(impossible(choice(&plan, "tcp_v6_syn_recv_sock")).contains("no function"));
+        assert!(matches!(choice(&plan, "tcp_conn_request"), Choice::Attach(_)));
     }
 
     #[test]

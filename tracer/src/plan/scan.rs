@@ -3,9 +3,14 @@
 //! a plan needs a hundred: parsing each, as a library does, costs half of what
 //! the whole start may take.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 const HEADER: usize = 24;
+/// Magic number, version and flags.
+const START: u32 = 0x0001_eb9f;
+/// Kinds of types, at their place in the second word of a type.
+const FORWARD: u32 = 7 << 24;
+const FUNCTION: u32 = 12 << 24;
 /// Bytes of what every type starts with: name, kind and count, size or type.
 const TYPE: usize = 12;
 
@@ -109,6 +114,26 @@ impl<'a> Raw<'a> {
         }
         Some((ids, enumerators))
     }
+}
+
+/// BTF with these functions under these ids; nameless declarations hold the places of all other types.
+pub(super) fn functions_alone(functions: &BTreeMap<u32, &str>) -> Vec<u8> {
+    let last = functions.last_key_value().map_or(0, |(id, _)| *id);
+    let mut types: Vec<u32> = Vec::with_capacity(last as usize * TYPE / 4);
+    let mut strings = vec![0];
+    for id in 1..=last {
+        types.extend(match functions.get(&id) {
+            None => [0, FORWARD, 0],
+            Some(_) => [strings.len() as u32, FUNCTION, 0],
+        });
+        if let Some(name) = functions.get(&id) {
+            strings.extend(name.bytes().chain([0]));
+        }
+    }
+    let length = (types.len() * 4) as u32;
+    let header = [START, HEADER as u32, 0, length, length, strings.len() as u32];
+    let numbers = header.into_iter().chain(types);
+    numbers.flat_map(u32::to_ne_bytes).chain(strings).collect()
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {

@@ -1,13 +1,7 @@
-//! The kernel's symbols: which function an address lies in, where a function
-//! or a variable is, and what a function is really called.
+//! The kernel's functions: which one an address lies in, and what one is
+//! really called.
 
-use std::{fs, io, path::Path};
-
-/// Variables whose addresses the programs need; no other data symbol is kept.
-const VARIABLES: &[&str] = &[PER_CPU_OFFSET];
-
-/// Array of each CPU's offset to per-CPU memory (`mm/percpu.c`, 5.10 - 7.3).
-pub const PER_CPU_OFFSET: &str = "__per_cpu_offset";
+use std::{collections::HashMap, fs, io, ops::Range, path::Path};
 
 /// No function is longer, in bytes: an address further behind the last symbol belongs to nothing that we know.
 const FUNCTION_MAX: u64 = 128 << 10;
@@ -15,16 +9,21 @@ const FUNCTION_MAX: u64 = 128 << 10;
 /// Suffixes that compilers put behind a name when they split or specialise a function.
 const SUFFIXES: &[&str] = &["constprop", "isra", "part", "cold", "llvm"];
 
-/// A snapshot of `/proc/kallsyms`: functions, and the few variables that droptrace needs.
+/// A snapshot of the functions in `/proc/kallsyms`.
 #[derive(Clone, Debug, Default)]
 pub struct Symbols {
     /// Ordered by address.
     functions: Vec<Symbol>,
-    variables: Vec<(&'static str, u64)>,
     /// All names, one behind the other.
     names: String,
-    modules: Vec<String>,
-    hidden: Vec<String>,
+    modules: Vec<Module>,
+}
+
+/// A module that has functions, and where its code may lie.
+#[derive(Clone, Debug)]
+struct Module {
+    name: String,
+    addresses: Range<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,35 +48,36 @@ pub struct Function<'a> {
 }
 
 impl Symbols {
-    /// Reads `/proc/kallsyms`, or a file of its form.
+    /// Reads `kallsyms` and `modules` in `/proc`, or in a folder like it.
     ///
     /// # Errors
-    /// The file cannot be read.
-    pub fn read(path: &Path) -> io::Result<Self> {
-        Ok(Self::parse(&fs::read(path)?))
+    /// `kallsyms` cannot be read.
+    pub fn read(proc: &Path) -> io::Result<Self> {
+        // A kernel without modules has no such file.
+        let modules = fs::read_to_string(proc.join("modules")).unwrap_or_default();
+        Ok(Self::parse(&fs::read(proc.join("kallsyms"))?, &modules))
     }
 
     /// Parses the text: lines of address, type, name, and the module in brackets where there is one. Lines of another
-    /// form are passed over.
-    pub fn parse(text: &[u8]) -> Self {
+    /// form are passed over. `modules` is the text of `/proc/modules`.
+    pub fn parse(text: &[u8], modules: &str) -> Self {
         let mut symbols = Self::default();
+        let modules = module_addresses(modules);
         for line in text.split(|byte| *byte == b'\n') {
-            symbols.line(line);
+            symbols.line(line, &modules);
         }
         symbols.functions.sort_by_key(|symbol| symbol.address);
         symbols
     }
 
     /// Half of the lines are about data: they are told by their kind before anything else is looked at.
-    fn line(&mut self, line: &[u8]) -> Option<()> {
+    fn line(&mut self, line: &[u8], modules: &HashMap<&str, Range<u64>>) -> Option<()> {
         let space = line.iter().position(|byte| *byte == b' ')?;
         let (address, rest) = (&line[..space], &line[space + 1..]);
         let (kind, rest) = (*rest.first()?, rest.get(2..)?);
         let end = rest.iter().position(|byte| *byte == b'\t').unwrap_or(rest.len());
         let (name, module) = (&rest[..end], rest.get(end + 1..));
         if !matches!(kind, b't' | b'T' | b'w' | b'W') {
-            let variable = VARIABLES.iter().find(|each| each.as_bytes() == name)?;
-            self.variables.push((variable, hexadecimal(address)?));
             return None;
         }
         let name = str::from_utf8(name).ok()?;
@@ -94,8 +94,11 @@ impl Symbols {
         let module = match module {
             None => 0,
             Some(module) => {
-                if self.modules.last().is_none_or(|last| last != module) {
-                    self.modules.push(module.to_owned());
+                if self.modules.last().is_none_or(|last| last.name != module) {
+                    self.modules.push(Module {
+                        name: module.to_owned(),
+                        addresses: modules.get(module).cloned().unwrap_or_default(),
+                    });
                 }
                 u16::try_from(self.modules.len()).ok()?
             }
@@ -111,16 +114,6 @@ impl Symbols {
         Some(())
     }
 
-    /// Treats functions of these names as absent when a hook looks for its target.
-    pub fn hide(&mut self, names: &[String]) {
-        names.clone_into(&mut self.hidden);
-    }
-
-    /// Whether this name was [hidden](Self::hide).
-    pub fn is_hidden(&self, name: &str) -> bool {
-        self.hidden.iter().any(|each| each == name)
-    }
-
     /// Whether the kernel shows where its symbols are (`kernel.kptr_restrict`).
     pub fn has_addresses(&self) -> bool {
         self.functions.iter().any(|symbol| symbol.address != 0)
@@ -128,7 +121,7 @@ impl Symbols {
 
     /// Whether this module is loaded.
     pub fn has_module(&self, name: &str) -> bool {
-        self.modules.iter().any(|module| module == name)
+        self.modules.iter().any(|module| module.name == name)
     }
 
     /// The function that this address lies in.
@@ -142,21 +135,14 @@ impl Symbols {
         let first = self.functions.partition_point(|symbol| symbol.address < start);
         let same = &self.functions[first..after];
         let symbol = same.iter().find(|symbol| symbol.global).or(same.first())?;
+        // Behind a module's code may lie a module that came later, and in place of the code that it ran only once.
+        if self
+            .module(symbol)
+            .is_some_and(|module| !module.addresses.contains(&address))
+        {
+            return None;
+        }
         Some(self.text(symbol))
-    }
-
-    /// Where the function or variable of exactly this name is; `None` also when several have it or the kernel hides
-    /// addresses.
-    pub fn address(&self, name: &str) -> Option<u64> {
-        let mut addresses = self
-            .variables
-            .iter()
-            .filter(|(each, _)| *each == name)
-            .map(|(_, address)| *address)
-            .chain(self.functions(name).map(|function| function.address))
-            .filter(|address| *address != 0);
-        let address = addresses.next()?;
-        addresses.next().is_none().then_some(address)
     }
 
     /// The functions of exactly this name: static ones may share it.
@@ -187,16 +173,33 @@ impl Symbols {
         Function {
             name: self.text(symbol),
             address: symbol.address,
-            module: usize::from(symbol.module)
-                .checked_sub(1)
-                .map(|index| self.modules[index].as_str()),
+            module: self.module(symbol).map(|module| module.name.as_str()),
         }
+    }
+
+    fn module(&self, symbol: &Symbol) -> Option<&Module> {
+        let index = usize::from(symbol.module).checked_sub(1)?;
+        self.modules.get(index)
     }
 
     fn text(&self, symbol: &Symbol) -> &str {
         let start = symbol.name as usize;
         &self.names[start..start + usize::from(symbol.name_len)]
     }
+}
+
+/// Where each module lies: lines of name, size, users, needed by, state, address (`kernel/module/procfs.c` `m_show`,
+/// 5.10 - 7.3). The size includes other parts of the module, which newer kernels put elsewhere.
+fn module_addresses(text: &str) -> HashMap<&str, Range<u64>> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            let name = words.next()?;
+            let size: u64 = words.next()?.parse().ok()?;
+            let start = hexadecimal(words.nth(3)?.strip_prefix("0x")?.as_bytes())?;
+            Some((name, start..start.checked_add(size)?))
+        })
+        .collect()
 }
 
 fn hexadecimal(digits: &[u8]) -> Option<u64> {
@@ -232,8 +235,8 @@ ffffffff81000300 T global_alias
 ffffffff81000300 T second_alias
 ffffffff81000400 t twice
 ffffffff81000500 t twice
-ffffffff82000000 D __per_cpu_offset
 ffffffff82000008 D jiffies
+ffffffffbf000000 t once_only\t[nf_conntrack]
 ffffffffc0000010 t early_drop\t[nf_conntrack]
 ffffffffc0000100 d nf_conntrack_max\t[nf_conntrack]
 ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
@@ -241,9 +244,14 @@ ffffffffc0100000 t bpf_prog_1234\t[bpf]
 nonsense
 ";
 
+    const MODULES: &str = "\
+ip_vs 4096 1 - Live 0xffffffffc0000200 (E)
+nf_conntrack 256 2 ip_vs,nf_nat, Live 0xffffffffc0000000
+";
+
     #[test]
     fn an_address_names_its_function() {
-        let symbols = Symbols::parse(TEXT);
+        let symbols = Symbols::parse(TEXT, MODULES);
         assert_eq!(symbols.name(0xffff_ffff_8100_0000), Some("_stext"));
         assert_eq!(symbols.name(0xffff_ffff_8100_01ff), Some("tcp_conn_request"));
         assert_eq!(symbols.name(0xffff_ffff_8100_00f8), Some("_stext"));
@@ -251,22 +259,30 @@ nonsense
         assert_eq!(symbols.name(0xffff_ffff_c000_0020), Some("early_drop"));
         assert_eq!(symbols.name(0), None);
         assert_eq!(symbols.name(0xffff_ffff_80ff_ffff), None);
-        assert_eq!(symbols.name(0xffff_ffff_c000_0200 + FUNCTION_MAX + 1), None);
+        assert_eq!(symbols.name(0xffff_ffff_8100_0500 + FUNCTION_MAX + 1), None);
     }
 
     #[test]
-    fn a_name_has_one_address_or_none() {
-        let symbols = Symbols::parse(TEXT);
-        assert_eq!(symbols.address("tcp_conn_request"), Some(0xffff_ffff_8100_0100));
-        assert_eq!(symbols.address(PER_CPU_OFFSET), Some(0xffff_ffff_8200_0000));
-        assert_eq!(symbols.address("twice"), None);
-        assert_eq!(symbols.address("jiffies"), None);
-        assert_eq!(symbols.address("bpf_prog_1234"), None);
+    fn a_module_names_no_address_outside_of_it() {
+        let symbols = Symbols::parse(TEXT, MODULES);
+        assert_eq!(symbols.name(0xffff_ffff_c000_0210), Some("ip_vs_in.part.0"));
+        assert_eq!(symbols.name(0xffff_ffff_c000_1200), None);
+        // Code that is given back once the module has started.
+        assert_eq!(symbols.name(0xffff_ffff_bf00_0000), None);
+        assert_eq!(Symbols::parse(TEXT, "").name(0xffff_ffff_c000_0020), None);
+    }
+
+    #[test]
+    fn static_functions_may_share_a_name() {
+        let symbols = Symbols::parse(TEXT, MODULES);
+        assert_eq!(symbols.functions("twice").count(), 2);
+        assert_eq!(symbols.functions("jiffies").count(), 0);
+        assert_eq!(symbols.functions("bpf_prog_1234").count(), 0);
     }
 
     #[test]
     fn variants_leave_out_the_cold_part() {
-        let symbols = Symbols::parse(TEXT);
+        let symbols = Symbols::parse(TEXT, MODULES);
         let names = |name| {
             symbols
                 .variants(name)
@@ -299,12 +315,10 @@ nonsense
 
     #[test]
     fn hidden_addresses_are_told() {
-        let symbols =
-            Symbols::parse(b"0000000000000000 T tcp_conn_request\n0000000000000000 D __per_cpu_offset\n");
+        let symbols = Symbols::parse(b"0000000000000000 T tcp_conn_request\n", "");
         assert!(!symbols.has_addresses());
-        assert!(Symbols::parse(TEXT).has_addresses());
+        assert!(Symbols::parse(TEXT, MODULES).has_addresses());
         assert_eq!(symbols.functions("tcp_conn_request").count(), 1);
-        assert_eq!(symbols.address(PER_CPU_OFFSET), None);
         assert_eq!(symbols.name(0xffff_ffff_8100_0000), None);
     }
 }

@@ -37,22 +37,27 @@ struct Report {
 }
 
 /// Attaches every hook and takes it off again: only this tells for sure.
-fn try_to_attach(plan: &Plan) -> Result<Loaded, String> {
+fn try_to_attach(plan: &mut Plan) -> Result<Loaded, String> {
     let object = bpf::OBJECT
         .ok_or("this droptrace was built without its BPF object; next: build it with `cargo xtask build`")?;
-    plan::load(plan, object, &LoadOptions::default()).map_err(|error| error.to_string())
+    let attached = plan::load(plan, object, &LoadOptions::default()).and_then(|mut loaded| {
+        loaded.attach(plan)?;
+        Ok(loaded)
+    });
+    attached.map_err(|error| error.to_string())
 }
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let plan = Plan::probe(&ProbeOptions {
+    let mut plan = Plan::probe(&ProbeOptions {
         hide_symbols: args.hide_symbols.clone(),
         ..ProbeOptions::default()
     })?;
+    plan.find_symbols()?;
     let (surveys, failed) = match survey() {
         Ok(surveys) => (surveys, None),
         Err(error) => (Vec::new(), Some(format!("no netns could be looked at: {error}"))),
     };
-    let tried = try_to_attach(&plan);
+    let tried = try_to_attach(&mut plan);
     let coverage = match &tried {
         Ok(loaded) => coverage::of_run(&plan, loaded),
         Err(_) => coverage::of_plan(&plan),
