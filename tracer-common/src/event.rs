@@ -349,10 +349,12 @@ pub mod bits {
     pub const DESTINATION_LOOPBACK: u32 = 1 << 24;
     /// The destination is 0.0.0.0/8, 240.0.0.0/4 (not broadcast).
     pub const DESTINATION_INVALID: u32 = 1 << 25;
-    /// An ARP packet.
-    pub const ARP: u32 = 1 << 27;
     /// An ICMP or ICMPv6 echo reply.
     pub const ECHO_REPLY: u32 = 1 << 26;
+    /// An ARP packet.
+    pub const ARP: u32 = 1 << 27;
+    /// A hint or mark of a netfilter verdict waited for such a packet, but is too old to be surely of this one.
+    pub const STALE_HINT: u32 = 1 << 28;
 }
 
 /// Bits of `nf_conn.status` (`include/uapi/linux/netfilter/nf_conntrack_common.h`,

@@ -49,7 +49,7 @@ pub(crate) fn resolve_clash_exit(ctx: &impl Exit) {
     } else {
         0
     };
-    hint::leave(skb, Site::ConntrackClash, netns, bits, 0, |fields| {
+    hint::leave(skb, Site::ConntrackClash, netns, bits, loser, |fields| {
         push_tuple(
             fields,
             loser,

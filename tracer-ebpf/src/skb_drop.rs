@@ -8,7 +8,7 @@ use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status}
 
 use crate::{
     emit::{self, Drop, FREE_FIELDS, HINT_AT},
-    hint::{self, HINT_FIELDS},
+    hint::{self, HINT_FIELDS, Told},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
     maps::HINTS,
@@ -43,10 +43,18 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
     let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
 
-    let waiting = hint::find(skb, now);
-    let hint = match waiting {
-        Some(hint) => Some(hint),
-        None => hint::take_mark(&buffer.work.tuple, ct != 0, now),
+    let waiting = hint::find(skb, ct, now);
+    let told = match waiting {
+        Told::Nothing => hint::take_mark(&buffer.work.tuple, ct != 0, now),
+        _ => waiting,
+    };
+    let hint = match told {
+        Told::Hint(hint) => Some(hint),
+        Told::Stale => {
+            found |= bits::STALE_HINT;
+            None
+        }
+        Told::Nothing => None,
     };
     let (site, hint_netns) = match hint {
         Some(hint) => (Site::from_number(hint.site).unwrap_or(Site::Free), hint.netns),
@@ -126,7 +134,8 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             emit::send(buffer, fields);
         }
     }
-    if waiting.is_some() && HINTS.remove(skb).is_ok() {
+    // A stale one, too: the address is free for another packet now.
+    if HINTS.remove(skb).is_ok() && matches!(waiting, Told::Hint(_)) {
         emit::tally(Tally::HintsConsumed);
     }
     emit::release();

@@ -378,7 +378,11 @@ pub const HOOKS: &[Hook] = &[
             "tuplehash_tuple",
             "tuple_dir",
         ],
-        serves: &[all("conntrack-insert-race"), all("conntrack-nat-exhausted")],
+        serves: &[
+            all("conntrack-insert-race"),
+            all("conntrack-nat-exhausted"),
+            part("netfilter-rule", "told from a lost conntrack clash"),
+        ],
         price: "once for each clash",
         ..ROW
     },
@@ -387,7 +391,10 @@ pub const HOOKS: &[Hook] = &[
         doc: "a first packet that finds the conntrack table full, and no entry to evict",
         target: Target::Function(&["early_drop"], Phases::EntryAndExit),
         module: Some("nf_conntrack"),
-        serves: &[all("conntrack-table-full")],
+        serves: &[
+            all("conntrack-table-full"),
+            part("netfilter-rule", "told from a full conntrack table"),
+        ],
         price: "once for each new connection while the table is full",
         ..ROW
     },

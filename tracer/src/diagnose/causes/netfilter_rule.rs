@@ -55,14 +55,15 @@ pub(super) static CAUSE: Cause = Cause {
     refine: None,
 };
 
-/// Whether conntrack or IPVS may just as well have given the verdict.
-fn ambiguous(signature: &Signature<'_>) -> bool {
-    doubt(signature).is_some()
-}
-
-/// Why a verdict freed by `nf_hook_slow` is not laid to a rule.
+/// Why a verdict of netfilter is not laid to a rule: conntrack or IPVS may just as well have given it.
 pub(super) fn doubt(signature: &Signature<'_>) -> Option<&'static str> {
-    if !signature.at(&["nf_hook_slow", "nf_reinject", "nfqnl_reinject"]) {
+    if signature.has(bits::STALE_HINT)
+        && signature.at(&["nf_hook_slow", "nf_reinject", "nfqnl_reinject", "nft_do_chain"])
+    {
+        Some(
+            "conntrack, IPVS or a reject rule gave a verdict on such a packet too long before this free: it stays open whether the packet is the same",
+        )
+    } else if !signature.at(&["nf_hook_slow", "nf_reinject", "nfqnl_reinject"]) {
         None
     } else if signature.has(bits::CONNTRACK_DYING) {
         Some(
@@ -82,12 +83,13 @@ fn by(site: Site, signature: &Signature<'_>) -> Option<&'static str> {
     let named = signature.because(&["NETFILTER_DROP"]);
     match site {
         Site::NetfilterReject => Some("reject"),
+        Site::Free if doubt(signature).is_some() => None,
         Site::Free if named && signature.at(&["nft_do_chain"]) => Some("rule"),
         Site::Free if (named || signature.reason.is_none()) && signature.at(&["nf_hook_slow"]) => {
-            (!ambiguous(signature)).then_some("rule")
+            Some("rule")
         }
         Site::Free if signature.unspecified() && signature.at(&["nf_reinject", "nfqnl_reinject"]) => {
-            (!ambiguous(signature)).then_some("nfqueue")
+            Some("nfqueue")
         }
         Site::Free if signature.unspecified() && signature.at(&["nf_queue"]) => Some("nfqueue-full"),
         _ => None,

@@ -151,6 +151,13 @@ const ROWS: &[Row] = &[
     (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SERVICE_IPVS | IPVS_PROPERTY, "netfilter-rule"),
     (OLD, Site::Free, None, Some("nf_hook_slow"), TCP | CONNTRACK_DYING, "unknown"),
     (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | CONNTRACK_DYING, "kernel-reason"),
+    // A hint that is too old to be trusted: a lost race and a rule look the same.
+    (OLD, Site::Free, None, Some("nf_hook_slow"), TCP | SYN | STALE_HINT, "unknown"),
+    (OLD, Site::Free, None, Some("nf_reinject"), TCP | SYN | STALE_HINT, "unknown"),
+    (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SYN | STALE_HINT, "kernel-reason"),
+    (&[V6_12, V7_3], Site::Free, Some("NETFILTER_DROP"), Some("nft_do_chain"), TCP | SYN | STALE_HINT, "kernel-reason"),
+    (&[V6_12, V7_3], Site::Free, NOT, Some("nfqnl_reinject"), UDP | STALE_HINT, "unknown"),
+    (NEW, Site::Free, Some("NO_SOCKET"), Some("tcp_v4_rcv"), TCP | SYN | STALE_HINT, "no-socket"),
     (&[V6_12, V7_3], Site::Free, Some("NETFILTER_DROP"), Some("br_nf_pre_routing"), TCP, "kernel-reason"),
     (&[V5_10, V6_1], Site::Free, None, Some("nf_reinject"), TCP, "netfilter-rule"),
     (&[V6_12, V7_3], Site::Free, NOT, Some("nfqnl_reinject"), TCP, "netfilter-rule"),

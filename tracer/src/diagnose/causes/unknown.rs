@@ -153,6 +153,10 @@ pub(super) mod tests {
                 "unknown",
             ),
             (
+                Sample::freed(V5_10, Site::Free, "nf_hook_slow").bits(bits::STALE_HINT),
+                "unknown",
+            ),
+            (
                 Sample::freed(V6_12, Site::Free, "nf_hook_slow")
                     .reason("NETFILTER_DROP")
                     .bits(bits::CONNTRACK_DYING),
