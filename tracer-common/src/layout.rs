@@ -107,6 +107,7 @@ layout! {
     sock_net = Member("sock_common", "skc_net.net");
     sock_family = Member("sock_common", "skc_family");
     sock_state = Member("sock_common", "skc_state");
+    sock_refcnt = Member("sock_common", "skc_refcnt");
     sock_num = Member("sock_common", "skc_num");
     sock_rcv_saddr = Member("sock_common", "skc_rcv_saddr");
     sock_v6_rcv_saddr = Member("sock_common", "skc_v6_rcv_saddr");

@@ -32,6 +32,9 @@ const ACCEPT_QUEUE: usize = 5;
 const NOT_PROVEN: usize = 6;
 const NO_ROUTES_V6: usize = 7;
 
+// values[] of `Function::SynRecvSock`, beside those of the same name
+const PENDING: usize = 2;
+
 fn no_routes(net: u64) -> u64 {
     kernel::counter(net, layout!(net_ip_statistics), layout!(ipstats_out_no_routes))
 }
@@ -164,6 +167,10 @@ pub(crate) fn syn_recv_sock_entry(ctx: &impl Entry, function: Function) {
     call.values[DROPS] = tcp_ext!(net, mib_listen_drops);
     call.values[SYN_QUEUE] = u64::from(member::<u32>(sk, layout!(icsk_queue_length)));
     call.values[ACCEPT_QUEUE] = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
+    // A request that was found in the table is held by it and by the finder; one rebuilt from a cookie by nobody yet
+    // (`reqsk_alloc`, include/net/request_sock.h or net/ipv4/tcp_input.c; `tcp_get_cookie_sock`, net/ipv4/syncookies.c).
+    let request = ctx.argument(layout!(arg_syn_recv_req));
+    call.values[PENDING] = u64::from(member::<u32>(request, layout!(sock_refcnt)));
 }
 
 /// End of `tcp_v4/v6_syn_recv_sock`: a refusal counts ListenDrops, and the last ACK is freed soon.
@@ -182,7 +189,7 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
     if scratch::slot(Function::ConnRequest).is_some_and(|outer| outer.skb == skb) {
         return;
     }
-    let pending = scratch::slot(Function::CheckReq).is_some_and(|outer| outer.skb == skb);
+    let pending = call.values[PENDING] != 0;
     let site = if tcp_ext!(net, mib_listen_overflows) == call.values[OVERFLOWS] {
         Site::ChildRefused
     } else if pending {

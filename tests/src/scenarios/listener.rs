@@ -14,6 +14,7 @@ use crate::{
     counters::grown,
     packet::{ACK, Client, RST, SYN, Segment, fatal_unreachable},
     sockets::{accept_queue, any, connect, listen, start_connect, wait_until},
+    trace::{SoFar, Trace},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -33,6 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("accept-queue-full-syncookie-ack-v6", |t| {
         accept_queue_cookie(t, V6)
     }),
+    Scenario::new("accept-queue-full-ack-without-check-req", ack_without_check_req).alone(),
     Scenario::new("syn-queue-full-v4", |t| syn_queue(t, V4)),
     Scenario::new("syn-queue-full-v6", |t| syn_queue(t, V6)),
     Scenario::new("syn-backlog-last-quarter-v4", |t| last_quarter(t, V4)),
@@ -237,6 +239,32 @@ fn accept_queue_ack(t: &Test, family: IpFamily, abort: bool) -> Result<Outcome> 
     Ok(Outcome::Passed(format!(
         "ListenOverflows and droptrace: {REFUSED}"
     )))
+}
+
+/// What stage it was is seen in the request itself, also where the function that looks it up is not hooked.
+fn ack_without_check_req(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped("needs droptrace".to_owned()));
+    }
+    let trace = Trace::start(&["--hide-symbol", "tcp_check_req"])?;
+    let outcome = accept_queue_ack(t, V4, false)?;
+    let full = |so_far: &SoFar| -> Vec<_> {
+        let drops = so_far
+            .drops
+            .iter()
+            .filter(|drop| drop.cause == "accept-queue-full");
+        drops.map(|drop| drop.evidence["stage"].clone()).collect()
+    };
+    trace.wait_for("a refused ACK", Duration::from_secs(30), |so_far| {
+        !full(so_far).is_empty()
+    })?;
+    let stages = trace.look(full);
+    ensure!(
+        stages.iter().all(|stage| stage == "ack"),
+        "stages are {stages:?}, not ack"
+    );
+    trace.stop()?;
+    Ok(outcome)
 }
 
 /// ACKs that bring back a syncookie and find the queue full: the limit of 2 lets three in.

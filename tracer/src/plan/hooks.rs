@@ -209,6 +209,8 @@ pub const HOOKS: &[Hook] = &[
         needs: &[
             "arg_syn_recv_sk",
             "arg_syn_recv_skb",
+            "arg_syn_recv_req",
+            "sock_refcnt",
             "sock_net",
             "net_statistics",
             "bpf_array_pptrs",
@@ -225,6 +227,8 @@ pub const HOOKS: &[Hook] = &[
         needs: &[
             "arg_syn_recv_sk",
             "arg_syn_recv_skb",
+            "arg_syn_recv_req",
+            "sock_refcnt",
             "sock_net",
             "net_statistics",
             "bpf_array_pptrs",

@@ -665,7 +665,11 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
             blob.structure("bpf_array", 8, &[("pptrs", word, 0, 0)]);
             let pair = blob.structure("", 8, &[("net", word, 0, 0), ("net_statistics", word, 32, 0)]);
             blob.structure("net", 16, &[("mib", pair, 0, 0)]);
-            blob.structure("sock_common", 16, &[("skc_net", pair, 64, 0)]);
+            blob.structure(
+                "sock_common",
+                20,
+                &[("skc_net", pair, 64, 0), ("skc_refcnt", word, 128, 0)],
+            );
             blob.enumeration(
                 "",
                 &[
