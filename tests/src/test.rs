@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use droptrace::diagnose::{Counts, Drop as Labelled, Verdict};
+use droptrace::diagnose::{Counts, Direction, Drop as Labelled, Verdict};
 use serde_json::Value;
 
 use crate::{Netns, Result, trace::Trace};
@@ -542,6 +542,24 @@ impl Seen {
                 && port(src.port(), drop.sport)
                 && port(dst.port(), drop.dport),
             "not from {src} to {dst}: {self}"
+        );
+        Ok(self)
+    }
+
+    /// Checks which way it went.
+    pub fn direction(self, direction: Direction) -> Result<Self> {
+        ensure!(
+            self.0.direction == Some(direction),
+            "direction is not {direction:?}: {self}"
+        );
+        Ok(self)
+    }
+
+    /// Checks the interface.
+    pub fn interface(self, name: &str) -> Result<Self> {
+        ensure!(
+            self.0.interface.as_deref() == Some(name) || self.0.interface.is_none() && self.late(),
+            "interface is not {name}: {self}"
         );
         Ok(self)
     }

@@ -4,7 +4,7 @@
 /// Bytes of packet headers that travel with an event, from the network header on.
 pub const PACKET_MAX: usize = 128;
 /// Fields that one event can carry.
-pub const FIELDS_MAX: usize = 41;
+pub const FIELDS_MAX: usize = 42;
 /// Bytes of the largest event: header, packet, fields.
 pub const EVENT_MAX: usize = size_of::<EventHeader>() + PACKET_MAX + FIELDS_MAX * size_of::<Field>();
 
@@ -252,10 +252,6 @@ numbered! {
         WinnerTimeout = 51 => "winner_timeout_jiffies",
         /// Winner's TCP state (`nf_conn.proto.tcp.state`), where it is TCP.
         WinnerTcpState = 52 => "winner_tcp_state",
-        /// Entries in the netns' conntrack table.
-        ConntrackCount = 53 => "conntrack_count",
-        /// `nf_conntrack_max`.
-        ConntrackMax = 54 => "conntrack_max",
         /// IPVS entry or service: virtual address, first half.
         IpvsVirtualHi = 60 => "ipvs_virtual_hi",
         /// IPVS entry or service: virtual address, second half.
@@ -276,8 +272,6 @@ numbered! {
         IpvsRemoved = 68 => "ipvs_removed",
         /// IPVS entry: `ip_vs_conn.flags`.
         IpvsFlags = 69 => "ipvs_flags",
-        /// The hook that the packet was in (`enum nf_inet_hooks`).
-        HookNumber = 70 => "hook_number",
         /// A return address on the kernel stack, innermost first; the field repeats.
         Frame = 71 => "frame",
         /// Local socket: inode, where the packet belongs to one.
@@ -292,6 +286,8 @@ numbered! {
         NeighbourLo = 76 => "neighbour_lo",
         /// Neighbour's device index.
         NeighbourIfindex = 77 => "neighbour_ifindex",
+        /// Where the packet's route leads: see [`route`]. Absent without a route.
+        Route = 78 => "route",
     }
 }
 
@@ -355,6 +351,16 @@ pub mod bits {
     pub const ARP: u32 = 1 << 27;
     /// A hint or mark of a netfilter verdict waited for such a packet, but is too old to be surely of this one.
     pub const STALE_HINT: u32 = 1 << 28;
+}
+
+/// Values of [`FieldId::Route`].
+pub mod route {
+    /// To this host.
+    pub const HERE: u64 = 1;
+    /// To another host.
+    pub const ELSEWHERE: u64 = 2;
+    /// Nowhere (`dst_entry.error`).
+    pub const NOWHERE: u64 = 3;
 }
 
 /// Bits of `nf_conn.status` (`include/uapi/linux/netfilter/nf_conntrack_common.h`,

@@ -88,7 +88,6 @@ layout! {
     skb_protocol = Member("sk_buff", "protocol");
     skb_network_header = Member("sk_buff", "network_header");
     skb_transport_header = Member("sk_buff", "transport_header");
-    skb_mac_header = Member("sk_buff", "mac_header");
     skb_refdst = Member("sk_buff", "_skb_refdst");
     skb_nfct = Member("sk_buff", "_nfct");
     /// Three bits.
@@ -102,6 +101,7 @@ layout! {
     dev_ifindex = Member("net_device", "ifindex");
     dst_dev = Member("dst_entry", "dev");
     dst_error = Member("dst_entry", "error");
+    dst_flags = Member("dst_entry", "flags");
     rt6_flags = Member("rt6_info", "rt6i_flags");
     rtable_flags = Member("rtable", "rt_flags");
     sock_net = Member("sock_common", "skc_net.net");
@@ -121,7 +121,6 @@ layout! {
     sock_ack_backlog = Member("sock", "sk_ack_backlog");
     sock_max_ack_backlog = Member("sock", "sk_max_ack_backlog");
     icsk_queue_length = Member("inet_connection_sock", "icsk_accept_queue.qlen");
-    request_sock_size = Size("request_sock");
 
     // netns settings and counters.
     bpf_array_pptrs = Member("bpf_array", "pptrs");
@@ -158,8 +157,6 @@ layout! {
     tcp_rcv_tsval = Member("tcp_sock", "rx_opt.rcv_tsval");
     tcp_ts_recent = Member("tcp_sock", "rx_opt.ts_recent");
     tcp_ts_recent_stamp = Member("tcp_sock", "rx_opt.ts_recent_stamp");
-    /// The byte that holds `saw_tstamp`, as a bit offset.
-    tcp_saw_tstamp = Bit("tcp_sock", "rx_opt.saw_tstamp");
     request_ts_recent = Member("request_sock", "ts_recent");
 
     // Conntrack.
@@ -177,10 +174,6 @@ layout! {
     tuple_dst_port = Member("nf_conntrack_tuple", "dst.u");
     tuple_protonum = Member("nf_conntrack_tuple", "dst.protonum");
     tuple_dir = Member("nf_conntrack_tuple", "dst.dir");
-    /// Whole number in `netns_ct.count` up to 5.11 or so; per-net memory later: see `plan`.
-    net_ct_count = Member("net", "ct.count");
-    hook_state_hook = Member("nf_hook_state", "hook");
-    hook_state_net = Member("nf_hook_state", "net");
 
     // Neighbour.
     neigh_primary_key = Member("neighbour", "primary_key");
@@ -244,14 +237,9 @@ layout! {
     ipvs_conn_dest = Member("ip_vs_conn", "dest");
     ipvs_dest_flags = Member("ip_vs_dest", "cflags"), or Member("ip_vs_dest", "flags");
     ipvs_dest_weight = Member("ip_vs_dest", "weight");
-    ipvs_service_addr = Member("ip_vs_service", "addr");
-    ipvs_service_port = Member("ip_vs_service", "port");
-    ipvs_service_protocol = Member("ip_vs_service", "protocol");
-    arg_leave_svc = Parameter("ip_vs_leave", "svc");
     arg_leave_skb = Parameter("ip_vs_leave", "skb");
     arg_expire_now_cp = Parameter("ip_vs_conn_expire_now", "cp");
     arg_in_skb = Parameter("ip_vs_in_hook", "skb"), or Parameter("ip_vs_in", "skb");
-    arg_conn_in_get_skb = Parameter("ip_vs_conn_in_get_proto", "skb");
     // Module nf_reject_ipv4: not IPVS, but known as late.
     arg_nf_send_reset_skb = Parameter("nf_send_reset", "oldskb");
     arg_nf_send_reset6_skb = Parameter("nf_send_reset6", "oldskb");

@@ -24,7 +24,7 @@ use crate::{
 
 /// Places of an event's fields: what the free tells of the packet, then frames of the kernel stack, then what a hook
 /// left as a hint. Constant places, since the verifier follows each possible one.
-pub(crate) const FREE_FIELDS: usize = 5;
+pub(crate) const FREE_FIELDS: usize = 6;
 /// Frames of the kernel stack that an event can carry.
 pub(crate) const FRAMES: usize = 12;
 /// Where the fields of a hint start.

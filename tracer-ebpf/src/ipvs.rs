@@ -57,7 +57,9 @@ pub(crate) struct Candidate {
 /// `ip_vs_leave(svc, skb, pd, iph)`: the service has no usable server; an ICMP error follows, then NF_DROP.
 #[inline(always)]
 pub(crate) fn leave_entry(ctx: &impl Entry) {
-    hint::leave(ctx.argument(1), Site::IpvsNoDestination, 0, 0, 0, |_| {});
+    let Some(layout) = kernel::ipvs() else { return };
+    let skb = ctx.argument(ipvs_layout!(layout, arg_leave_skb));
+    hint::leave(skb, Site::IpvsNoDestination, 0, 0, 0, |_| {});
 }
 
 /// `ip_vs_conn_expire_now(cp)`: a packet met a left-over entry, which ends; the packet is scheduled anew, or dropped
@@ -65,7 +67,7 @@ pub(crate) fn leave_entry(ctx: &impl Entry) {
 #[inline(always)]
 pub(crate) fn expire_now_entry(ctx: &impl Entry) {
     let Some(layout) = kernel::ipvs() else { return };
-    let entry = ctx.argument(0);
+    let entry = ctx.argument(ipvs_layout!(layout, arg_expire_now_cp));
     let tuple = tuple_of(layout, entry);
     if let Some(candidate) = candidate()
         && candidate.entry == entry

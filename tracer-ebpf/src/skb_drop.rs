@@ -4,7 +4,7 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
 use aya_log_ebpf::debug;
-use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status};
+use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status, route};
 
 use crate::{
     emit::{self, Drop, FREE_FIELDS, HINT_AT},
@@ -117,6 +117,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
                 &mut buffer.fields,
                 if rx_sk != 0 { rx_sk } else { sk },
                 route_error(refdst),
+                route_kind(refdst, buffer.header.protocol),
             );
             let paws = hint.is_none() && has_reason && reason == layout!(reason_paws);
             place_paws(&mut buffer.fields, if paws { rx_sk } else { 0 });
@@ -164,6 +165,38 @@ fn route_error(refdst: u64) -> u16 {
     member::<i16>(refdst, layout!(dst_error)).unsigned_abs()
 }
 
+/// Where a route leads (see [`route`]), 0 for none. IPv4 marks routes of this host's unicast, broadcast and joined
+/// multicast addresses RTCF_LOCAL (`ip_route_input_slow`, `__mkroute_output`, net/ipv4/route.c), IPv6 those of its unicast and
+/// anycast addresses RTF_LOCAL and RTF_ANYCAST (`addrconf_f6i_alloc`, net/ipv6/route.c), 5.10 - 7.3.
+#[inline(always)]
+fn route_kind(refdst: u64, ethertype: u16) -> u64 {
+    // include/net/dst.h: no route, but a bridge's or a tunnel's stand-in.
+    const DST_FAKE_RTABLE_OR_METADATA: u16 = 0x0010 | 0x0080;
+    // include/uapi/linux/in_route.h, ipv6_route.h
+    const RTCF_LOCAL: u32 = 0x8000_0000;
+    const RTF_LOCAL_OR_ANYCAST: u32 = 0x8000_0000 | 0x0010_0000;
+    if refdst == 0
+        || !kernel::has(layout!(dst_flags))
+        || member::<u16>(refdst, layout!(dst_flags)) & DST_FAKE_RTABLE_OR_METADATA != 0
+    {
+        return 0;
+    }
+    let (entry, here) = match ethertype {
+        0x0800 => (layout!(rtable_flags), RTCF_LOCAL),
+        0x86dd => (layout!(rt6_flags), RTF_LOCAL_OR_ANYCAST),
+        _ => return 0,
+    };
+    if !kernel::has(entry) {
+        0
+    } else if route_error(refdst) != 0 {
+        route::NOWHERE
+    } else if member::<u32>(refdst, entry) & here != 0 {
+        route::HERE
+    } else {
+        route::ELSEWHERE
+    }
+}
+
 /// Whether IPReversePathFilter grew since the martian handler ran
 /// (`ip_rcv_finish_core`, net/ipv4/ip_input.c, counts it just before the free).
 #[inline(always)]
@@ -173,7 +206,7 @@ fn rp_filtered(before: u64, device: u64) -> bool {
 
 /// What the free tells of the packet's socket and route, at constant places.
 #[inline(always)]
-fn place_about(fields: &mut [Field; FIELDS_MAX], sk: u64, route_error: u16) {
+fn place_about(fields: &mut [Field; FIELDS_MAX], sk: u64, route_error: u16, route: u64) {
     let state: u8 = if sk != 0 {
         member(sk, layout!(sock_state))
     } else {
@@ -184,6 +217,7 @@ fn place_about(fields: &mut [Field; FIELDS_MAX], sk: u64, route_error: u16) {
     fields[0] = unless_zero(FieldId::SocketState, u64::from(state));
     fields[1] = unless_zero(FieldId::SocketInode, inode);
     fields[2] = unless_zero(FieldId::RouteError, u64::from(route_error));
+    fields[5] = unless_zero(FieldId::Route, route);
 }
 
 /// What a connection has stored, against which PAWS rejected the segment; without a hint it is no request's.

@@ -1,7 +1,7 @@
 //! The form of a cause, and the two uses of the catalogue: a count key names
 //! its cause, an event becomes a labelled drop.
 
-use droptrace_common::{CountKey, Site, bits};
+use droptrace_common::{CountKey, FieldId, Site, bits, route};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -289,23 +289,29 @@ fn found_by(event: &RawEvent) -> FoundBy {
     }
 }
 
-/// Which way the packet went: made here when it came by no device, passing through when it is
-/// neither for nor from this netns.
+/// Which way the packet went, by the device that it came by (`skb_iif`) and its route; `None` where they do not tell.
 fn direction(event: &RawEvent) -> Option<Direction> {
+    let (iif, route) = (event.header.iif, event.field(FieldId::Route));
     if event.has(bits::NO_PROTOCOL) {
-        return None;
-    }
-    Some(if event.header.iif == 0 {
-        Direction::Out
-    } else if event.header.bits & (bits::DESTINATION_LOCAL | bits::MULTICAST | bits::OTHER_HOST) == 0
-        && !event.has(bits::SOURCE_LOCAL)
-        && event.header.bits & (bits::TCP | bits::UDP | bits::ICMP) != 0
-        && event.field(droptrace_common::FieldId::HookNumber) == Some(2)
-    {
-        Direction::Forward
+        None
+    } else if event.site == Site::PawsEstablished {
+        // Its headers are made from the socket, which does not know the device.
+        Some(Direction::In)
+    } else if iif == 0 {
+        // A packet that no receive function has seen yet has no device either, but then neither route nor socket.
+        (route.is_some() || event.field(FieldId::SocketState).is_some()).then_some(Direction::Out)
     } else {
-        Direction::In
-    })
+        match route {
+            // IPv6 has one route to a multicast address for both ways: what is received is still on the device that it came by.
+            Some(route::ELSEWHERE) if event.has(bits::MULTICAST) && event.header.ifindex == iif => {
+                Some(Direction::In)
+            }
+            Some(route::ELSEWHERE) => Some(Direction::Forward),
+            Some(_) => Some(Direction::In),
+            // A route is not looked up yet, or given up already on the way out.
+            None => (event.header.ifindex == iif).then_some(Direction::In),
+        }
+    }
 }
 
 /// RFC 3339 with nanoseconds, UTC.

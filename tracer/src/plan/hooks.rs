@@ -276,7 +276,6 @@ pub const HOOKS: &[Hook] = &[
             "tcp_rcv_tsval",
             "tcp_ts_recent",
             "tcp_ts_recent_stamp",
-            "tcp_saw_tstamp",
         ],
         serves: &[all("paws-established")],
         price: "once for each segment off the TCP fast path",
@@ -448,7 +447,7 @@ pub const HOOKS: &[Hook] = &[
         doc: "a packet to an IPVS service that has no usable real server",
         target: Target::Function(&["ip_vs_leave"], Phases::Entry),
         module: Some("ip_vs"),
-        needs: &["arg_leave_svc", "arg_leave_skb"],
+        needs: &["arg_leave_skb"],
         serves: &[all("ipvs-no-destination")],
         price: "once for each such packet",
         ..ROW
@@ -493,7 +492,7 @@ pub const HOOKS: &[Hook] = &[
         target: Target::Function(&["ip_vs_conn_in_get_proto"], Phases::Exit),
         module: Some("ip_vs"),
         when: When::IpvsWanted,
-        needs: &["arg_conn_in_get_skb", "ipvs_conn_dest", "ipvs_dest_flags"],
+        needs: &["ipvs_conn_dest", "ipvs_dest_flags"],
         serves: &[
             part("ipvs-timewait-reuse", "misdelivered, or dropped without a trace"),
             all("ipvs-destination-gone"),

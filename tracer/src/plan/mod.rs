@@ -814,7 +814,7 @@ ffffffffc0000200 t ip_vs_in.part.0\t[ip_vs]
         );
         let other = Fixture::new("5.12.0", 2, &kallsyms).plan(&[]);
         assert_eq!(other.module_layout, IpvsLayout::ABSENT);
-        assert!(impossible(choice(&other, "ip_vs_leave")).contains("ip_vs_leave(svc)"));
+        assert!(impossible(choice(&other, "ip_vs_leave")).contains("ip_vs_leave(skb)"));
         assert_eq!(gaps(&other, "ipvs-no-destination"), [None]);
     }
 

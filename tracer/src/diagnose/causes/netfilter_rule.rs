@@ -1,6 +1,6 @@
 //! `netfilter-rule`: a rule or policy of netfilter dropped or rejected the packet.
 
-use droptrace_common::{FieldId, Site, bits};
+use droptrace_common::{Site, bits};
 
 use super::values::{Segment, device, in_netns};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
@@ -11,7 +11,7 @@ pub(super) static CAUSE: Cause = Cause {
     family: Family::Netfilter,
     title: "netfilter rule or policy dropped the packet",
     mechanism: "A rule, or the policy of a chain, of nftables or iptables gave the verdict DROP or REJECT. nf_hook_slow \
-        (net/netfilter/core.c) frees the packet; from 6.12 on nftables frees it in nft_do_chain. A packet that a program \
+        (net/netfilter/core.c) frees the packet; from 6.12 on, and in 6.1.192, nftables frees it in nft_do_chain. A packet that a program \
         behind NFQUEUE dropped is freed at nf_reinject or nfqnl_reinject, one that no program would take at nf_queue. \
         Conntrack clashes, a full conntrack table and IPVS give the same verdict and are causes of their own; where the \
         destination is an IPVS service and nf_hook_slow freed the packet, it stays open who dropped it (kernel-reason). For a \
@@ -23,7 +23,7 @@ pub(super) static CAUSE: Cause = Cause {
         ),
         (
             "engine",
-            "nftables, where the kernel tells (6.12 and later); null when it may be iptables or nftables",
+            "nftables, where the kernel tells (6.12 and later, 6.1.192); null when it may be iptables or nftables",
         ),
         (
             "hook_point",
@@ -96,21 +96,9 @@ fn by(site: Site, signature: &Signature<'_>) -> Option<&'static str> {
     }
 }
 
-/// The hook point: as the hook state says, else by the innermost frame that belongs to one.
-fn hook_point(event: &RawEvent, facts: &Facts) -> Option<&'static str> {
-    // enum nf_inet_hooks, include/uapi/linux/netfilter.h
-    const HOOKS: [&str; 6] = [
-        "prerouting",
-        "input",
-        "forward",
-        "output",
-        "postrouting",
-        "ingress",
-    ];
-    event
-        .field(FieldId::HookNumber)
-        .and_then(|number| HOOKS.get(number as usize).copied())
-        .or_else(|| facts.frames.iter().find_map(|frame| point_of_frame(frame)))
+/// The hook point: the innermost frame that belongs to one.
+fn hook_point(facts: &Facts) -> Option<&'static str> {
+    facts.frames.iter().find_map(|frame| point_of_frame(frame))
 }
 
 /// The hook point that a function calls netfilter for.
@@ -138,7 +126,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let signature = Signature::of_event(event, facts);
     let by = by(event.site, &signature);
-    let point = hook_point(event, facts);
+    let point = hook_point(facts);
     let segment = Segment::of(event);
     let rejected = event.site == Site::NetfilterReject;
     found
@@ -211,7 +199,7 @@ fn advise(found: &mut Finding, event: &RawEvent, facts: &Facts, by: Option<&str>
 
 #[cfg(test)]
 pub(super) mod tests {
-    use droptrace_common::{FieldId, Site};
+    use droptrace_common::Site;
 
     use crate::diagnose::Verdict;
     use crate::diagnose::causes::sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V6_1, V6_12};
@@ -242,11 +230,13 @@ pub(super) mod tests {
                         freed(kernel, nft),
                         &["nf_hook_slow", "ip_local_deliver", "ip_rcv"],
                     ),
-                    Sample::freed(kernel, Site::NetfilterReject, "nf_hook_slow")
-                        .reason_since(V6_1, "NETFILTER_DROP")
-                        .udp("[fd00::9]:40000", "[fd00::1]:53")
-                        .on("eth0")
-                        .field(FieldId::HookNumber, 2),
+                    frames(
+                        Sample::freed(kernel, Site::NetfilterReject, "nf_hook_slow")
+                            .reason_since(V6_1, "NETFILTER_DROP")
+                            .udp("[fd00::9]:40000", "[fd00::1]:53")
+                            .on("eth0"),
+                        &["nf_hook_slow", "ip6_forward"],
+                    ),
                 ]
             })
             .collect()
@@ -279,10 +269,12 @@ pub(super) mod tests {
     #[test]
     fn rejected_and_queued_packets_say_so() {
         for kernel in Kernel::ALL {
-            let rejected = Sample::freed(kernel, Site::NetfilterReject, "nf_hook_slow")
-                .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
-                .field(FieldId::HookNumber, 1)
-                .label();
+            let rejected = Sample::freed(kernel, Site::NetfilterReject, "nf_hook_slow").tcp(
+                "10.0.0.9:40000",
+                "10.0.0.1:80",
+                SYN,
+            );
+            let rejected = frames(rejected, &["nf_hook_slow", "ip_local_deliver"]).label();
             assert_eq!(rejected.verdict, Verdict::Rejected);
             assert_eq!(rejected.evidence["by"], "reject");
             assert_eq!(rejected.evidence["hook_point"], "input");

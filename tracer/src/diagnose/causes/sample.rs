@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use droptrace_common::{EventHeader, FieldId, Site, bits};
+use droptrace_common::{EventHeader, FieldId, Site, bits, route};
 
 use crate::diagnose::{Drop, Facts, RawEvent, diagnose};
 
@@ -123,12 +123,18 @@ impl Sample {
         self
     }
 
+    /// Is on the device with this index by now.
+    pub(super) fn moved_to(mut self, index: u32) -> Self {
+        self.header.ifindex = index;
+        self
+    }
+
     /// Leaves by this device.
     pub(super) fn leaving(mut self, device: &str) -> Self {
         self.header.iif = 0;
         self.header.ifindex = 3;
         self.facts.devices.insert(3, device.to_owned());
-        self
+        self.field(FieldId::Route, route::ELSEWHERE)
     }
 
     pub(super) fn sysctl(mut self, name: &str, value: &str) -> Self {

@@ -145,7 +145,7 @@ const ROWS: &[Row] = &[
     // Netfilter.
     (OLD, Site::Free, None, Some("nf_hook_slow"), TCP | SYN, "netfilter-rule"),
     (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SYN, "netfilter-rule"),
-    (&[V6_12, V7_3], Site::Free, Some("NETFILTER_DROP"), Some("nft_do_chain"), TCP | SYN | SERVICE_IPVS, "netfilter-rule"),
+    (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nft_do_chain"), TCP | SYN | SERVICE_IPVS, "netfilter-rule"),
     (OLD, Site::Free, None, Some("nf_hook_slow"), TCP | SERVICE_IPVS | DUMMY_VIP, "unknown"),
     (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SERVICE_IPVS | DUMMY_VIP, "kernel-reason"),
     (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SERVICE_IPVS | IPVS_PROPERTY, "netfilter-rule"),

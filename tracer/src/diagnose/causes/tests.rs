@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use droptrace_common::{FieldId, Site, bits, route};
+
 use super::{
     ALL, accept_queue, conntrack_insert_race, conntrack_nat_exhausted, conntrack_table_full,
     ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse, local_source, martian_destination,
     martian_source, neigh_failed, netfilter_rule, no_route, no_socket, paws_established, paws_request,
     paws_timewait, rp_filter,
-    sample::{Kernel, Sample, V6_1, V6_12, V7_3},
+    sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
     syn_backlog, syn_queue, syn_refused, table, timewait_old_sequence, unknown, vip_no_service,
 };
-use crate::diagnose::Cause;
+use crate::diagnose::{Cause, Direction};
 
 /// The samples of a cause: its own, else the bare signatures of the table.
 fn samples(cause: &Cause) -> Vec<Sample> {
@@ -210,5 +212,42 @@ fn context_knows_what_a_cause_needs_once() {
     for cause in ALL {
         let distinct: std::collections::HashSet<_> = cause.needs.iter().collect();
         assert_eq!(distinct.len(), cause.needs.len(), "{}", cause.slug);
+    }
+}
+
+#[test]
+fn direction_follows_device_and_route() {
+    let packet = |bits| {
+        Sample::freed(V6_12, Site::Free, "ip_forward")
+            .udp("10.0.0.9:4000", "10.0.1.1:53")
+            .bits(bits)
+    };
+    let routed = |sample: Sample, kind| sample.field(FieldId::Route, kind);
+    for (sample, direction) in [
+        (packet(0).on("eth0"), Some(Direction::In)),
+        (routed(packet(0).on("eth0"), route::HERE), Some(Direction::In)),
+        (routed(packet(0).on("eth0"), route::NOWHERE), Some(Direction::In)),
+        (
+            routed(packet(0).on("eth0"), route::ELSEWHERE),
+            Some(Direction::Forward),
+        ),
+        (
+            routed(packet(bits::MULTICAST).on("eth0"), route::ELSEWHERE),
+            Some(Direction::In),
+        ),
+        (
+            routed(packet(bits::MULTICAST).on("eth0").moved_to(3), route::ELSEWHERE),
+            Some(Direction::Forward),
+        ),
+        // The route is given up when a device sends.
+        (packet(0).on("eth0").moved_to(3), None),
+        (packet(0).leaving("eth0"), Some(Direction::Out)),
+        (packet(0).field(FieldId::SocketState, 1), Some(Direction::Out)),
+        // Lost before the stack saw it, or made by nobody known.
+        (packet(0), None),
+        (packet(bits::NO_PROTOCOL).leaving("eth0"), None),
+        (Sample::hook(V5_10, Site::PawsEstablished), Some(Direction::In)),
+    ] {
+        assert_eq!(sample.label().direction, direction, "{sample:?}");
     }
 }
