@@ -21,7 +21,7 @@ use nix::sys::{
 use super::{
     addresses::{self, Addresses, Change},
     ipvs::{self, Ipvs},
-    netlink::Netlink,
+    netlink::{Message, Netlink},
     netns::{self, Found},
     publish::Publisher,
     questions::{Answer, Question, Reply},
@@ -46,6 +46,8 @@ const IPVS_EMPTY_PER_ROUND: usize = 64;
 /// Retransmitted SYNs are looked for this often; more seldom by this much per netns where there are many.
 const SYN_EVERY: Duration = Duration::from_secs(1);
 const SYN_PER_NETNS: Duration = Duration::from_millis(10);
+/// Datagrams of one netns that are heard before others have their turn.
+const HEARD_AT_ONCE: usize = 1_000;
 /// Descriptors that namespaces leave to others.
 const DESCRIPTORS_LEFT: u64 = 256;
 /// Destinations of unanswered SYNs that are kept apart.
@@ -353,19 +355,27 @@ impl Worker {
             return false;
         };
         let mut change = Change::None;
-        loop {
-            match watched.route.heard() {
-                Ok(messages) if messages.is_empty() => break,
-                Ok(messages) => {
-                    let mut state = self.shared.state();
-                    if let Some(known) = state.namespaces.get_mut(&netns) {
-                        for message in &messages {
-                            change = change.max(known.addresses.take(message));
-                        }
+        let heard = listen(
+            || watched.route.heard(),
+            |messages| {
+                if let Some(known) = self.shared.state().namespaces.get_mut(&netns) {
+                    for message in messages {
+                        change = change.max(known.addresses.take(message));
                     }
                 }
-                // Messages were lost.
-                Err(_) => change = Change::Reload,
+            },
+        );
+        match heard {
+            Ok(false) => {}
+            Ok(true) => change = Change::Reload,
+            Err(error) => {
+                self.shared.problem(
+                    &format!("network namespace {netns}"),
+                    format!("its changes could not be heard for up to a second: {error}"),
+                );
+                // The next scan finds it again, and opens another socket.
+                self.leave(netns);
+                return false;
             }
         }
         if change == Change::Reload {
@@ -686,6 +696,27 @@ impl Worker {
     }
 }
 
+/// Hears what waits, up to [`HEARD_AT_ONCE`] datagrams: the rest wakes the worker again. Tells whether messages were lost.
+///
+/// # Errors
+/// The socket is of no use any more.
+fn listen(
+    mut heard: impl FnMut() -> io::Result<Vec<Message>>,
+    mut take: impl FnMut(&[Message]),
+) -> io::Result<bool> {
+    let mut lost = false;
+    for _ in 0..HEARD_AT_ONCE {
+        match heard() {
+            Ok(messages) if messages.is_empty() => break,
+            Ok(messages) => take(&messages),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(lost)
+}
+
 impl Visit {
     fn diag(&mut self) -> Result<&mut Netlink, String> {
         open(&mut self.diag, NETLINK_SOCK_DIAG)
@@ -725,4 +756,40 @@ const fn netns_of(question: &Question) -> u32 {
 fn expire_nodest_conn() -> Option<bool> {
     let path = sysctls::path("net.ipv4.vs.expire_nodest_conn", None)?;
     sysctls::read(&path).ok().map(|value| value != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_keeps_failing_is_not_listened_to_for_ever() {
+        let message = || Message {
+            kind: 16,
+            body: Vec::new(),
+        };
+        let mut calls = 0;
+        let mut always = |errno| {
+            calls += 1;
+            Err(io::Error::from_raw_os_error(errno))
+        };
+        assert!(listen(|| always(libc::ENOBUFS), |_| {}).unwrap());
+        assert!(listen(|| always(libc::ENOTCONN), |_| {}).is_err());
+        assert_eq!(calls, HEARD_AT_ONCE + 1);
+
+        let mut waiting = vec![
+            Ok(Vec::new()),
+            Ok(vec![message()]),
+            Err(io::Error::from_raw_os_error(libc::EINTR)),
+            Ok(vec![message(), message()]),
+        ];
+        let mut taken = 0;
+        let lost = listen(|| waiting.pop().unwrap(), |messages| taken += messages.len());
+        assert!(!lost.unwrap());
+        assert_eq!(taken, 3);
+
+        let mut endless = 0;
+        assert!(!listen(|| Ok(vec![message()]), |_| endless += 1).unwrap());
+        assert_eq!(endless, HEARD_AT_ONCE);
+    }
 }
