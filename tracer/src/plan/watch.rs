@@ -14,7 +14,7 @@ use tokio::{
 /// Multicast group of the kernel's own device events (`lib/kobject_uevent.c`).
 const KERNEL_EVENTS: u32 = 1;
 
-/// How often `/proc/modules` is read where the kernel does not tell.
+/// How often `/proc/modules` is read, since the kernel may not tell.
 const POLL: Duration = Duration::from_secs(1);
 
 /// A module brings others with it: how long to wait for them.
@@ -24,9 +24,10 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// until a second look.
 const GONE: Duration = Duration::from_secs(1);
 
-/// Waits for modules to come or go: by the kernel's device events, and by reading `/proc/modules` every second.
+/// Waits for modules to come or go: by the kernel's device events where they can be had, and by reading `/proc/modules`
+/// every second.
 pub struct ModuleWatch {
-    source: Source,
+    events: Option<AsyncFd<OwnedFd>>,
     /// Modules as of the last look, and when to look again: an event may be lost.
     last: HashSet<String>,
     look: Instant,
@@ -34,20 +35,11 @@ pub struct ModuleWatch {
     due: Vec<Instant>,
 }
 
-enum Source {
-    Events(AsyncFd<OwnedFd>),
-    Poll { last: HashSet<String> },
-}
-
 impl ModuleWatch {
     /// Starts to watch; what happens from now on is told. Needs a tokio runtime.
     pub fn new() -> Self {
-        let source = match events() {
-            Ok(socket) => Source::Events(socket),
-            Err(_) => Source::Poll { last: modules() },
-        };
         Self {
-            source,
+            events: events().ok(),
             last: modules(),
             look: Instant::now() + POLL,
             due: Vec::new(),
@@ -56,45 +48,46 @@ impl ModuleWatch {
 
     /// Waits until a module comes or goes. Cancel safe: what it has not told it tells next time.
     pub async fn changed(&mut self) {
-        match &mut self.source {
-            Source::Events(socket) => loop {
-                let next = self.due.last().copied();
-                tokio::select! {
-                    () = time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                        self.due.pop();
-                        return;
-                    }
-                    () = time::sleep_until(self.look) => {
-                        self.look = Instant::now() + POLL;
-                        let now = modules();
-                        if now != self.last {
-                            self.last = now;
-                            self.due = vec![Instant::now() + GONE, Instant::now()];
-                        }
-                    }
-                    ready = socket.readable() => {
-                        let Ok(mut ready) = ready else {
-                            // No more events from this socket: nothing left to tell.
-                            return std::future::pending().await;
-                        };
-                        if drain(socket.get_ref()) {
-                            let now = Instant::now();
-                            self.due = vec![now + GONE, now + SETTLE];
-                        }
-                        ready.clear_ready();
-                    }
-                }
-            },
-            Source::Poll { last } => loop {
-                time::sleep(POLL).await;
-                let now = modules();
-                if now != *last {
-                    *last = now;
+        loop {
+            let next = self.due.last().copied();
+            tokio::select! {
+                () = time::sleep_until(next.unwrap_or(self.look)), if next.is_some() => {
+                    self.due.pop();
                     return;
                 }
-            },
+                () = time::sleep_until(self.look) => {
+                    self.look = Instant::now() + POLL;
+                    let now = modules();
+                    if now != self.last {
+                        self.last = now;
+                        self.tell_after(Duration::ZERO);
+                    }
+                }
+                heard = heard(self.events.as_ref()) => match heard {
+                    Ok(true) => self.tell_after(SETTLE),
+                    Ok(false) => {}
+                    // No more events from this socket: the list is left.
+                    Err(_) => self.events = None,
+                }
+            }
         }
     }
+
+    fn tell_after(&mut self, rest: Duration) {
+        let now = Instant::now();
+        self.due = vec![now + GONE, now + rest];
+    }
+}
+
+/// Waits for events, for ever without a socket; says whether one was about a module.
+async fn heard(events: Option<&AsyncFd<OwnedFd>>) -> io::Result<bool> {
+    let Some(socket) = events else {
+        return std::future::pending().await;
+    };
+    let mut ready = socket.readable().await?;
+    let about_module = drain(socket.get_ref());
+    ready.clear_ready();
+    Ok(about_module)
 }
 
 impl Default for ModuleWatch {
