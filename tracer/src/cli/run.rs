@@ -336,7 +336,9 @@ impl<'a> Run<'a> {
 
     fn counts(&mut self) -> Result<diagnose::Counts> {
         let totals = self.reader.read()?;
-        Ok(self.ledger.counts(&totals, jiff::Timestamp::now().to_string()))
+        let mut counts = self.ledger.counts(&totals, jiff::Timestamp::now().to_string());
+        counts.lost_events += self.ring.malformed();
+        Ok(counts)
     }
 
     fn tell_counts(&mut self) -> Result<()> {

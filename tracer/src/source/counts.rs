@@ -12,6 +12,7 @@ use aya::{
 };
 use droptrace_common::{CountKey, CountValue, Site, Tally, bits};
 
+use super::take_map;
 use crate::{
     diagnose::{Cause, CauseCount, Counts, Signature, Split, Verdict, classify},
     plan::{Reasons, Symbols},
@@ -38,13 +39,9 @@ impl CountReader {
     /// # Errors
     /// A map is missing.
     pub fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
-        let mut take = |name: &str| {
-            ebpf.take_map(name)
-                .with_context(|| format!("the BPF object has no map {name}"))
-        };
         Ok(Self {
-            counts: take("COUNTS")?.try_into()?,
-            tallies: take("TALLIES_MAP")?.try_into()?,
+            counts: take_map(ebpf, "COUNTS")?,
+            tallies: take_map(ebpf, "TALLIES_MAP")?,
         })
     }
 

@@ -10,6 +10,7 @@ use aya::{
 use bytes::Bytes;
 use tokio::io::{Interest, unix::AsyncFd};
 
+use super::take_map;
 use crate::diagnose::RawEvent;
 
 /// The reading end of the ring.
@@ -25,10 +26,7 @@ impl Ring {
     /// # Errors
     /// The object has no such map, or no runtime is running.
     pub fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
-        let map = ebpf
-            .take_map("EVENTS")
-            .context("the BPF object has no map EVENTS")?;
-        let ring = RingBuf::try_from(map).context("the map EVENTS is no ring buffer")?;
+        let ring: RingBuf<MapData> = take_map(ebpf, "EVENTS")?;
         debug_assert!(ring.as_raw_fd() >= 0);
         // SAFETY: the ring owns its descriptor for as long as it lives, and AsyncFd owns the ring.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
@@ -54,7 +52,7 @@ impl Ring {
         drain(self.ring.get_mut(), limit, &mut self.malformed)
     }
 
-    /// Records that were no event.
+    /// Records that were no event so far: drops that are counted, but not shown one by one.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use anyhow::Context as _;
 use aya::{
     Ebpf,
     maps::{HashMap, LpmTrie, MapData, MapError, lpm_trie::Key},
 };
 use droptrace_common::{Address, AddressKey, AddressValue, ServiceKey};
 
+use super::take_map;
 use crate::context::Sets;
 
 /// The maps that context keeps current.
@@ -25,15 +25,11 @@ impl KernelSets {
     /// # Errors
     /// A map is missing.
     pub fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
-        let mut take = |name: &str| {
-            ebpf.take_map(name)
-                .with_context(|| format!("the BPF object has no map {name}"))
-        };
         Ok(Self {
-            addresses: take("ADDRESSES")?.try_into()?,
-            services: take("SERVICES")?.try_into()?,
-            netns: take("SCOPE_NETNS")?.try_into()?,
-            scope: take("SCOPE_ADDRESSES")?.try_into()?,
+            addresses: take_map(ebpf, "ADDRESSES")?,
+            services: take_map(ebpf, "SERVICES")?,
+            netns: take_map(ebpf, "SCOPE_NETNS")?,
+            scope: take_map(ebpf, "SCOPE_ADDRESSES")?,
         })
     }
 }
