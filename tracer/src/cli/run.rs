@@ -1,6 +1,7 @@
 //! A live run: plan, hooks, events, facts, labels, sink.
 
 use std::{
+    collections::BTreeMap,
     io,
     os::unix::process::ExitStatusExt as _,
     process::ExitCode,
@@ -29,7 +30,9 @@ use crate::{
     bpf,
     context::{self, Context, ScopeRequest},
     diagnose::{self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, classify},
-    plan::{self, LoadOptions, Loaded, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols},
+    plan::{
+        self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
+    },
     sink::{Origin, Sink},
     source::{CountReader, KernelSets, Ledger, Ring, log},
 };
@@ -85,6 +88,8 @@ struct Run<'a> {
     quit: Option<Arc<Notify>>,
     started: Instant,
     pending: FuturesOrdered<BoxFuture<'static, Labelled>>,
+    /// What context could not do, as last told.
+    problems: BTreeMap<String, String>,
     /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
     symbols: Option<JoinHandle<Result<Symbols, PlanError>>>,
     /// Why the sink takes no more, once it does not.
@@ -137,6 +142,7 @@ impl<'a> Run<'a> {
             quit,
             started: Instant::now(),
             pending: FuturesOrdered::new(),
+            problems: BTreeMap::new(),
             symbols: None,
             ended: None,
         })
@@ -158,6 +164,7 @@ impl<'a> Run<'a> {
         let full_screen = self.options.output == Output::Tui;
         let quit = self.quit.clone().unwrap_or_default();
 
+        self.problems = self.context.problems();
         self.tell_coverage()?;
         let mut child = self.spawn_command()?;
         if !self.plan.has_symbols() {
@@ -210,6 +217,7 @@ impl<'a> Run<'a> {
                 _ = ask_counts.recv(), if self.symbols.is_none() => self.tell_counts()?,
                 _ = counts.tick(), if self.symbols.is_none() => self.tell_counts()?,
                 _ = tick.tick(), if self.symbols.is_none() => {
+                    self.tell_problems()?;
                     if full_screen {
                         self.tell_counts()?;
                     }
@@ -330,8 +338,19 @@ impl<'a> Run<'a> {
             },
             hooks: self.loaded.states(),
             gaps: self.loaded.gaps(&self.plan),
+            notes: notes(&self.plan, &self.problems),
         };
         self.tell(&Record::Coverage(coverage), None)
+    }
+
+    /// Tells coverage again when context could not do something that it could before.
+    fn tell_problems(&mut self) -> Result<()> {
+        let problems = self.context.problems();
+        if problems == self.problems {
+            return Ok(());
+        }
+        self.problems = problems;
+        self.tell_coverage()
     }
 
     fn counts(&mut self) -> Result<diagnose::Counts> {
@@ -398,6 +417,7 @@ impl<'a> Run<'a> {
         while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
             self.deliver(&labelled)?;
         }
+        self.tell_problems()?;
         let counts = self.counts()?;
         self.tell(&Record::Counts(counts.clone()), None)?;
         let summary = Summary {
@@ -413,6 +433,20 @@ impl<'a> Run<'a> {
         }
         Ok(())
     }
+}
+
+/// What bears on how far a run with this plan can be trusted, beside its gaps; `problems` are context's.
+pub(super) fn notes(plan: &Plan, problems: &BTreeMap<String, String>) -> Vec<String> {
+    let table = plan.module_layout_source == ModuleLayoutSource::Table;
+    table
+        .then(|| {
+            "IPVS: this kernel has no BTF for modules, so offsets come from the built-in table for Debian's 5.10; \
+             an entry is used only if its addresses and ports equal the packet's"
+                .to_owned()
+        })
+        .into_iter()
+        .chain(problems.iter().map(|(subject, reason)| format!("{subject}: {reason}")))
+        .collect()
 }
 
 /// Whether what the user named exists, before anything is attached.

@@ -155,6 +155,9 @@ pub struct Coverage {
     pub hooks: Vec<HookState>,
     /// What cannot be seen, and why.
     pub gaps: Vec<Gap>,
+    /// What else bears on how far this run can be trusted: where offsets come from, what the system did not answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The scope as the user gave it.

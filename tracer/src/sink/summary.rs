@@ -77,6 +77,9 @@ pub(crate) fn text(
         for gap in coverage.gaps.iter().filter(|gap| gap.field.is_none()) {
             let _ = writeln!(text, "  not seen: {}: {}", gap.cause, gap.reason);
         }
+        for note in &coverage.notes {
+            let _ = writeln!(text, "  note: {note}");
+        }
     }
     for open in &summary.syn_unanswered {
         let to = match (open.dst, open.dport) {

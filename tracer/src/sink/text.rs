@@ -75,6 +75,7 @@ pub struct Text<W> {
     netns_names: BTreeMap<u32, String>,
     coverage: Option<Coverage>,
     gaps_told: BTreeSet<(String, Option<String>)>,
+    notes_told: BTreeSet<String>,
     lost_told: u64,
 }
 
@@ -88,6 +89,7 @@ impl<W: Write> Text<W> {
             netns_names: BTreeMap::new(),
             coverage: None,
             gaps_told: BTreeSet::new(),
+            notes_told: BTreeSet::new(),
             lost_told: 0,
         }
     }
@@ -104,7 +106,7 @@ impl<W: Write> Text<W> {
                 words::coverage(coverage)
             )
         } else {
-            writeln!(text, "hooks changed: {}", words::coverage(coverage))
+            writeln!(text, "coverage changed: {}", words::coverage(coverage))
         };
         for gap in &coverage.gaps {
             if !self.gaps_told.insert((gap.cause.clone(), gap.field.clone())) {
@@ -119,6 +121,11 @@ impl<W: Write> Text<W> {
                 "{}",
                 self.paint.paint(FAINT, &format!("  gap: {what}: {}", gap.reason))
             );
+        }
+        for note in &coverage.notes {
+            if self.notes_told.insert(note.clone()) {
+                let _ = writeln!(text, "{}", self.paint.paint(FAINT, &format!("  note: {note}")));
+            }
         }
         self.coverage = Some(coverage.clone());
         text
@@ -265,6 +272,6 @@ mod tests {
         let coverage = Record::Coverage(samples::coverage());
         let text = render(&[coverage.clone(), coverage], Paint::Plain);
         assert_eq!(text.matches("gap: conntrack-table-full").count(), 1);
-        assert!(text.contains("hooks changed"));
+        assert!(text.contains("coverage changed"));
     }
 }

@@ -1,8 +1,11 @@
 //! Which causes this kernel shows.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::{
+    cli::run,
     diagnose::{Coverage, Gap, HookState, ScopeText, catalogue},
     plan::{Choice, Loaded, Method, Plan, PlannedHook, When},
 };
@@ -60,6 +63,7 @@ fn coverage(plan: &Plan, hooks: Vec<HookState>, gaps: Vec<Gap>) -> Coverage {
         scope: ScopeText::default(),
         hooks,
         gaps,
+        notes: run::notes(plan, &BTreeMap::new()),
     }
 }
 

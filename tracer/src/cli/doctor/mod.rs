@@ -115,6 +115,9 @@ fn text(report: &Report, has_reasons: bool, paint: Paint) -> String {
         let state = hook.state.replace('_', " ");
         let _ = writeln!(text, "  {:<26} {state:<11} {where_to}", hook.hook);
     }
+    for note in &report.coverage.notes {
+        let _ = writeln!(text, "  {}", paint.faint(&format!("note: {note}")));
+    }
     let _ = writeln!(text, "\n{}", paint.heading("Causes"));
     for cause in &report.causes {
         let _ = writeln!(text, "  {:<26} {}", cause.cause, cause.seen.words());
@@ -204,6 +207,7 @@ mod tests {
                     field: None,
                     reason: "no kprobes".into(),
                 }],
+                notes: vec!["IPVS: offsets come from a table".into()],
             },
             causes: vec![CauseCoverage {
                 cause: "syn-refused",

@@ -157,6 +157,12 @@ pub(super) fn of_coverage(state: &State) -> Vec<Line> {
         };
         lines.push(line(Look::Plain, 4, format!("  {what}: {}", gap.reason)));
     }
+    if !coverage.notes.is_empty() {
+        lines.push(line(Look::Heading, 0, "Notes"));
+    }
+    for note in &coverage.notes {
+        lines.push(line(Look::Plain, 4, format!("  {note}")));
+    }
     lines.push(line(Look::Heading, 0, "Hooks"));
     for hook in &coverage.hooks {
         let mut text = format!("  {}: {}", hook.hook, hook.state.replace('_', " "));
