@@ -325,12 +325,17 @@ impl<'a> Run<'a> {
 
     fn tell_coverage(&mut self) -> Result<()> {
         let scope = &self.options.scope;
+        let netns = self.context.scoped_netns();
         let coverage = Coverage {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: self.plan.kernel.release.clone(),
             boot_id: self.plan.kernel.boot_id.clone(),
             scope: ScopeText {
-                netns: self.context.scoped_netns().to_vec(),
+                netns: netns.to_vec(),
+                netns_names: netns
+                    .iter()
+                    .map(|&inode| self.context.netns_name(inode))
+                    .collect(),
                 addresses: scope.addr.iter().map(ToString::to_string).collect(),
                 port: scope.port,
                 protocol: scope.protocol.map(|number| number.to_string()),

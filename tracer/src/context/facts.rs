@@ -38,6 +38,7 @@ pub(super) fn gather(
             deadline: Instant::now() + PATIENCE,
             facts: Facts {
                 time_ns: clock::wall_time_ns(event.header.ktime_ns),
+                netns: event.header.netns,
                 ..Facts::default()
             },
         };

@@ -111,7 +111,8 @@ impl Discovery {
                 name: None,
                 path: path.clone(),
             });
-            if entry.name.is_none() {
+            // `host` is the netns of the initial process, where commands need no nsenter: no other is called so.
+            if entry.name.is_none() && name.as_deref() != Some("host") {
                 entry.name = name;
             }
         }
@@ -318,6 +319,7 @@ garbage
                 (100, "/run/docker/netns/default".into()),
                 (300, "/run/netns/blue".into()),
                 (200, "/run/netns/red".into()),
+                (400, "/run/netns/host".into()),
             ],
             scans: 0,
         };
@@ -338,6 +340,7 @@ garbage
                 (100, Some("host"), "/proc/1/ns/net"),
                 (200, Some("red"), "/proc/45/ns/net"),
                 (300, Some("blue"), "/run/netns/blue"),
+                (400, None, "/run/netns/host"),
             ]
         );
         assert_eq!(discovery.members(200), [45, 50].into());

@@ -20,6 +20,9 @@ pub struct Facts {
     pub location: Option<String>,
     /// Symbols of the frames that came with the event, innermost first.
     pub frames: Vec<String>,
+    /// Inode of the netns; 0 where the kernel does not say, or a capture of an earlier version does not.
+    #[serde(default)]
+    pub netns: u32,
     /// Name of the netns.
     pub netns_name: Option<String>,
     /// Names of devices in the netns, by index, as far as the event names them.

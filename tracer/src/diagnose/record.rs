@@ -165,6 +165,9 @@ pub struct Coverage {
 pub struct ScopeText {
     /// Network namespaces, as inode numbers.
     pub netns: Vec<u32>,
+    /// Their names, in the same order; null for one without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub netns_names: Vec<Option<String>>,
     /// Addresses.
     pub addresses: Vec<String>,
     /// Port.

@@ -98,7 +98,8 @@ pub(crate) fn coverage() -> Coverage {
         kernel: "6.12.1".into(),
         boot_id: "b8c6e0b1-0000-4000-8000-000000000001".into(),
         scope: ScopeText {
-            netns: vec![4_026_532_000],
+            netns: vec![4_026_532_000, 4_026_532_001],
+            netns_names: vec![Some("web".into()), None],
             ..ScopeText::default()
         },
         hooks: vec![

@@ -135,7 +135,15 @@ pub(crate) fn is_attached(hook: &HookState) -> bool {
 /// The scope in words.
 pub(crate) fn scope(coverage: &Coverage) -> String {
     let scope = &coverage.scope;
-    let mut parts: Vec<String> = scope.netns.iter().map(|netns| format!("netns {netns}")).collect();
+    let mut parts: Vec<String> = scope
+        .netns
+        .iter()
+        .enumerate()
+        .map(|(index, netns)| match scope.netns_names.get(index) {
+            Some(Some(name)) => format!("netns {}", clean(name)),
+            _ => format!("netns {netns}"),
+        })
+        .collect();
     parts.extend(scope.addresses.iter().map(|address| format!("address {address}")));
     parts.extend(scope.port.map(|port| format!("port {port}")));
     parts.extend(

@@ -17,7 +17,8 @@ pub(super) static CAUSE: Cause = Cause {
         The queue holds min(backlog of listen(), net.core.somaxconn) + 1 connections; both are read when listen() is \
         called. While it is full the kernel drops each new SYN (tcp_conn_request, net/ipv4/tcp_input.c) and each \
         last ACK of a handshake (tcp_v4_syn_recv_sock, net/ipv4/tcp_ipv4.c; tcp_v6_syn_recv_sock), and counts \
-        ListenOverflows and ListenDrops. The client sends again after 1 s, 2 s, 4 s …, hence the slow connects. \
+        ListenOverflows and ListenDrops. A Linux client sends its SYN again after 1 s, then after 2 s, 4 s … more; from 6.5 on the first waits \
+        are of 1 s each (net.ipv4.tcp_syn_linear_timeouts, 4 by default). Hence the slow connects. \
         With net.ipv4.tcp_abort_on_overflow=1 the last ACK is answered by RST instead. The SYN is freed as consumed: \
         no tool that watches kfree_skb sees it.",
     evidence: &[
@@ -221,7 +222,9 @@ pub(super) mod tests {
 
     #[test]
     fn owner_is_the_listeners() {
-        let drop = owned(at(V6_12, Site::AcceptQueueSyn)).label();
+        let drop = owned(at(V6_12, Site::AcceptQueueSyn))
+            .fact(|facts| facts.netns_name = Some("web".to_owned()))
+            .label();
         assert_eq!(drop.owner.map(|owner| owner.pid), Some(42));
         assert_eq!(drop.evidence["listener"], "10.0.0.1:80");
         assert_eq!(

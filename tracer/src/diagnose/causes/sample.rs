@@ -53,6 +53,8 @@ impl Sample {
             fields: Vec::new(),
             facts: Facts {
                 hz: Some(250),
+                netns: 4_026_532_000,
+                netns_name: Some("host".to_owned()),
                 ..Facts::default()
             },
         }

@@ -24,14 +24,19 @@ pub(super) fn device<'a>(event: &RawEvent, facts: &'a Facts) -> Option<&'a str> 
         .map(String::as_str)
 }
 
-/// `command` as it is run in the netns of the drop: through the owner's process where that is
-/// known, else by the name of the netns, else (and on the host itself) as it is.
+/// `command` as it is run in the netns of the drop: through the owner's process where that is known, else by the name of
+/// the netns, else through a process that lives in it. Where none is found the command fails: it never falls back to the
+/// netns of the shell. On the host itself it is run as it is.
 pub(super) fn in_netns(facts: &Facts, owner: Option<&Owner>, command: &str) -> String {
     match (owner, &facts.netns_name) {
         (_, Some(name)) if name == "host" => command.to_owned(),
         (Some(owner), _) => format!("nsenter -t {} -n {command}", owner.pid),
         (None, Some(name)) => format!("ip netns exec {name} {command}"),
-        (None, None) => command.to_owned(),
+        (None, None) if facts.netns != 0 => format!(
+            "nsenter -t \"$(lsns -t net -nro NS,PID | sed -n 's/^{} //p')\" -n {command}",
+            facts.netns
+        ),
+        (None, None) => format!("nsenter --net=/run/netns/NAME {command}"),
     }
 }
 
@@ -116,5 +121,37 @@ impl std::fmt::Display for Tuple {
             SocketAddr::from(self.source),
             SocketAddr::from(self.destination)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_never_falls_back_to_the_host() {
+        let owner = Owner {
+            pid: 42,
+            comm: "nginx".to_owned(),
+        };
+        let named = |name: Option<&str>, netns| Facts {
+            netns,
+            netns_name: name.map(str::to_owned),
+            ..Facts::default()
+        };
+        for (facts, owner, command) in [
+            (named(Some("host"), 1), Some(&owner), "x"),
+            (named(Some("web"), 7), Some(&owner), "nsenter -t 42 -n x"),
+            (named(Some("web"), 7), None, "ip netns exec web x"),
+            (named(None, 7), Some(&owner), "nsenter -t 42 -n x"),
+            (
+                named(None, 7),
+                None,
+                "nsenter -t \"$(lsns -t net -nro NS,PID | sed -n 's/^7 //p')\" -n x",
+            ),
+            (named(None, 0), None, "nsenter --net=/run/netns/NAME x"),
+        ] {
+            assert_eq!(in_netns(&facts, owner, "x"), command);
+        }
     }
 }
