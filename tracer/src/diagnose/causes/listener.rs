@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use droptrace_common::FieldId;
 
-use super::values::sysctl_number;
-use crate::diagnose::{Facts, Owner, RawEvent};
+use super::values::{in_netns, sysctl_number};
+use crate::diagnose::{Facts, Finding, Owner, RawEvent};
 
 /// The listener as event and facts know it.
 pub(super) struct Refuser<'a> {
@@ -17,6 +17,10 @@ pub(super) struct Refuser<'a> {
     pub(super) limit: Option<u64>,
     /// `net.core.somaxconn` of its netns now.
     pub(super) somaxconn: Option<u64>,
+    /// `net.ipv4.tcp_syncookies` of its netns.
+    pub(super) syncookies: Option<u64>,
+    /// `net.ipv4.tcp_max_syn_backlog` of its netns.
+    pub(super) max_syn_backlog: Option<u64>,
     /// Listeners that share address and port.
     pub(super) sharing: Option<u32>,
 }
@@ -33,15 +37,16 @@ impl<'a> Refuser<'a> {
             let ip = event.address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo)?;
             Some(SocketAddr::new(ip, port?).to_string())
         };
+        let setting = |id, name| event.field(id).or_else(|| sysctl_number(facts, name));
         Self {
             address: known.map(|known| known.address.to_string()).or_else(bound),
             owner: known.and_then(|known| known.owner.as_ref()),
             limit: event
                 .field(FieldId::AcceptQueueLimit)
                 .or_else(|| known.map(|known| known.queue_limit.into())),
-            somaxconn: event
-                .field(FieldId::Somaxconn)
-                .or_else(|| sysctl_number(facts, "net.core.somaxconn")),
+            somaxconn: setting(FieldId::Somaxconn, "net.core.somaxconn"),
+            syncookies: setting(FieldId::TcpSyncookies, "net.ipv4.tcp_syncookies"),
+            max_syn_backlog: setting(FieldId::TcpMaxSynBacklog, "net.ipv4.tcp_max_syn_backlog"),
             sharing: known.map(|known| known.sharing),
         }
     }
@@ -55,6 +60,16 @@ impl<'a> Refuser<'a> {
                 self.address.as_deref().unwrap_or("this port")
             ),
         }
+    }
+
+    /// Advises to turn syncookies on; `why` says what it does about the cause.
+    pub(super) fn advise_syncookies(&self, found: &mut Finding, facts: &Facts, why: &str) {
+        found.advise(
+            why,
+            Some(in_netns(facts, self.owner, "sysctl -w net.ipv4.tcp_syncookies=1")),
+            "Takes effect at once, and only while a queue is full. A connection made from a cookie has no window scaling and \
+             no SACK unless the client sends TCP timestamps; a lost last ACK is not repaired by the server.",
+        );
     }
 
     /// Where the limit came from, as far as it can be told afterwards: it was

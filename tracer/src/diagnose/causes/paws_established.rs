@@ -3,7 +3,7 @@
 use droptrace_common::Site;
 
 use super::{
-    timestamps::{AGE, BEHIND, RECEIVED, STORED, Timestamps},
+    timestamps::{self, AGE, BEHIND, RECEIVED, STORED},
     values::in_netns,
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
@@ -38,8 +38,7 @@ pub(super) static CAUSE: Cause = Cause {
 };
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
-    Timestamps::of(event).put(&mut found);
+    let (mut found, _) = timestamps::begin(event);
     let packet = event.parse();
     if let Some((src, sport)) = packet.src.zip(packet.sport) {
         let host = match src {

@@ -2,10 +2,7 @@
 
 use droptrace_common::Site;
 
-use super::{
-    timestamps::{AGE, BEHIND, RECEIVED, STORED, Timestamps},
-    values::{endpoint, in_netns},
-};
+use super::timestamps::{self, AGE, BEHIND, PEER, RECEIVED, STORED};
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
 
 /// PAWS rejected a segment that met a request in the SYN queue.
@@ -17,13 +14,7 @@ pub(super) static CAUSE: Cause = Cause {
         tcp_check_req (net/ipv4/tcp_minisocks.c) rejects it otherwise, answers with an ACK, and counts PAWSEstab; the handshake stays \
         pending. Either a segment of an earlier connection on the same 4-tuple arrives late, or two clients behind \
         one NAT address share the 4-tuple.",
-    evidence: &[
-        STORED,
-        RECEIVED,
-        BEHIND,
-        AGE,
-        ("peer", "address and port that the segment came from"),
-    ],
+    evidence: &[STORED, RECEIVED, BEHIND, AGE, PEER],
     remedy: "Find out whether two clients share one address and port: NAT with too few ports. A late segment of an \
         earlier connection needs no remedy.",
     counter: Some(Counter {
@@ -42,19 +33,14 @@ pub(super) static CAUSE: Cause = Cause {
 };
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
-    let packet = event.parse();
-    Timestamps::of(event).put(&mut found);
-    let peer = endpoint(packet.src, packet.sport);
+    let (mut found, peer) = timestamps::begin(event);
     found.put("peer", peer.clone());
     found.advise(
         format!(
             "See whether several clients stand behind {} (NAT); give that NAT more addresses or ports.",
             peer.as_deref().unwrap_or("that address")
         ),
-        packet
-            .src
-            .map(|src| in_netns(facts, None, &format!("ss -tan state syn-recv dst {src}"))),
+        timestamps::show_peer(event, facts, "syn-recv"),
         "Reads only: the handshakes that are pending.",
     );
     found

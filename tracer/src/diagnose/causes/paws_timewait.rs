@@ -3,8 +3,8 @@
 use droptrace_common::{FieldId, Site};
 
 use super::{
-    timestamps::{AGE, BEHIND, RECEIVED, STORED, Timestamps},
-    values::{endpoint, in_netns},
+    timestamps::{self, AGE, BEHIND, PEER, RECEIVED, STORED},
+    values::in_netns,
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
 
@@ -28,7 +28,7 @@ pub(super) static CAUSE: Cause = Cause {
             "substate",
             "state that the ended connection was in: FIN_WAIT2 or TIME_WAIT",
         ),
-        ("peer", "address and port that the segment came from"),
+        PEER,
     ],
     remedy: "Do not let two clients share one 4-tuple within 60 s: more NAT addresses or ports, or keep connections \
         open; or let the client close first, so that TIME_WAIT is on its side.",
@@ -53,17 +53,12 @@ pub(super) fn substate(event: &RawEvent) -> Option<&'static str> {
 }
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
-    let packet = event.parse();
-    Timestamps::of(event).put(&mut found);
-    let peer = endpoint(packet.src, packet.sport);
+    let (mut found, peer) = timestamps::begin(event);
     found.put("substate", substate(event)).put("peer", peer.clone());
     let who = peer.as_deref().unwrap_or("the client");
     found.advise(
         format!("See whether several clients stand behind {who} (NAT): each has a timestamp clock of its own. Give that NAT more addresses or a wider range of ports, so that a 4-tuple rests for 60 s."),
-        packet
-            .src
-            .map(|src| in_netns(facts, None, &format!("ss -tan state time-wait dst {src}"))),
+        timestamps::show_peer(event, facts, "time-wait"),
         "Reads only: the 4-tuples that wait.",
     );
     found.advise(

@@ -4,7 +4,7 @@ use droptrace_common::{FieldId, Site};
 
 use super::{
     listener::Refuser,
-    values::{endpoint, in_netns, sysctl_number},
+    values::{endpoint, in_netns},
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
@@ -51,21 +51,15 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let refuser = Refuser::of(event, facts);
-    let max_syn_backlog = event
-        .field(FieldId::TcpMaxSynBacklog)
-        .or_else(|| sysctl_number(facts, "net.ipv4.tcp_max_syn_backlog"));
-    let syncookies = event
-        .field(FieldId::TcpSyncookies)
-        .or_else(|| sysctl_number(facts, "net.ipv4.tcp_syncookies"));
     found
         .put("listener", refuser.address.clone())
         .put("syn_queue_length", event.field(FieldId::SynQueueLength))
-        .put("max_syn_backlog", max_syn_backlog)
-        .put("syncookies", syncookies)
+        .put("max_syn_backlog", refuser.max_syn_backlog)
+        .put("syncookies", refuser.syncookies)
         .put("queue_limit", refuser.limit)
         .put("peer", endpoint(event.parse().src, None));
     found.owner = refuser.owner.cloned();
-    if let Some(now) = max_syn_backlog {
+    if let Some(now) = refuser.max_syn_backlog {
         let wanted = (now * 4).max(4096);
         found.advise(
             format!("Raise net.ipv4.tcp_max_syn_backlog (now {now}) in that netns."),
@@ -77,11 +71,10 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
             "Takes effect at once, without a restart. Half-open connections take memory. The listener's own limit still holds.",
         );
     }
-    found.advise(
+    refuser.advise_syncookies(
+        &mut found,
+        facts,
         "Or turn syncookies on in that netns: the rule holds only while they are off.",
-        Some(in_netns(facts, refuser.owner, "sysctl -w net.ipv4.tcp_syncookies=1")),
-        "Takes effect at once; cookies are sent only while a queue is full, and such a connection has no window scaling and \
-         no SACK unless the client sends TCP timestamps.",
     );
     found
 }

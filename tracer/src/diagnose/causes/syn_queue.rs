@@ -4,7 +4,7 @@ use droptrace_common::{FieldId, Site};
 
 use super::{
     listener::{LIMIT_FROM, LimitFrom, Refuser},
-    values::{in_netns, sysctl_number},
+    values::in_netns,
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
@@ -64,21 +64,15 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let refuser = Refuser::of(event, facts);
-    let syncookies = event
-        .field(FieldId::TcpSyncookies)
-        .or_else(|| sysctl_number(facts, "net.ipv4.tcp_syncookies"));
-    let max_syn_backlog = event
-        .field(FieldId::TcpMaxSynBacklog)
-        .or_else(|| sysctl_number(facts, "net.ipv4.tcp_max_syn_backlog"));
     found
         .put("listener", refuser.address.clone())
         .put("syn_queue_length", event.field(FieldId::SynQueueLength))
         .put("queue_limit", refuser.limit)
         .put("accept_queue_length", event.field(FieldId::AcceptQueueLength))
-        .put("syncookies", syncookies)
+        .put("syncookies", refuser.syncookies)
         .put("somaxconn", refuser.somaxconn)
         .put("limit_from", refuser.limit_from().map(LimitFrom::name))
-        .put("max_syn_backlog", max_syn_backlog)
+        .put("max_syn_backlog", refuser.max_syn_backlog)
         .put("sharing", refuser.sharing);
     found.owner = refuser.owner.cloned();
     advise(&mut found, facts, &refuser);
@@ -87,11 +81,10 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 
 fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
     let who = refuser.who();
-    found.advise(
+    refuser.advise_syncookies(
+        found,
+        facts,
         "Turn syncookies on in that netns: a SYN that finds the queue full is then answered without keeping state.",
-        Some(in_netns(facts, refuser.owner, "sysctl -w net.ipv4.tcp_syncookies=1")),
-        "Takes effect at once, and only while a queue is full. A connection made from a cookie has no window scaling and \
-         no SACK unless the client sends TCP timestamps; a lost last ACK is not repaired by the server.",
     );
     let Some(limit) = refuser.limit else {
         return;

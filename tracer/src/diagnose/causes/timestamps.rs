@@ -2,7 +2,8 @@
 
 use droptrace_common::FieldId;
 
-use crate::diagnose::{Finding, RawEvent};
+use super::values::{endpoint, in_netns};
+use crate::diagnose::{Facts, Finding, RawEvent};
 
 /// The evidence that the PAWS causes give.
 pub(super) const STORED: (&str, &str) = (
@@ -24,6 +25,23 @@ pub(super) const AGE: (&str, &str) = (
     "age_s",
     "seconds since it was stored; null where the kernel keeps no time, as for a pending handshake",
 );
+
+/// See [`STORED`].
+pub(super) const PEER: (&str, &str) = ("peer", "address and port that the segment came from");
+
+/// What a cause of this kind finds before it adds its own: the timestamps; and the peer, for evidence and in words.
+pub(super) fn begin(event: &RawEvent) -> (Finding, Option<String>) {
+    let mut found = Finding::default();
+    Timestamps::of(event).put(&mut found);
+    let packet = event.parse();
+    (found, endpoint(packet.src, packet.sport))
+}
+
+/// The command that shows what this netns holds of the peer in a state (`time-wait`, `syn-recv`).
+pub(super) fn show_peer(event: &RawEvent, facts: &Facts, state: &str) -> Option<String> {
+    let src = event.parse().src?;
+    Some(in_netns(facts, None, &format!("ss -tan state {state} dst {src}")))
+}
 
 /// The timestamps of a rejected segment.
 pub(super) struct Timestamps {
