@@ -23,13 +23,16 @@ use tokio::{
 };
 
 use super::{
-    options::{Opened, Output, RunOptions},
+    options::{Opened, Output, RunOptions, ScopeArgs},
     problem::Problem,
 };
 use crate::{
     bpf,
-    context::{self, Context, ScopeRequest},
-    diagnose::{self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, classify},
+    context::{self, Context, LostSyns, ScopeRequest},
+    diagnose::{
+        self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, SynUnanswered,
+        classify,
+    },
     plan::{
         self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
     },
@@ -88,6 +91,8 @@ struct Run<'a> {
     quit: Option<Arc<Notify>>,
     started: Instant,
     pending: FuturesOrdered<BoxFuture<'static, Labelled>>,
+    /// SYNs that were seen lost here.
+    lost_syns: LostSyns,
     /// What context could not do, as last told.
     problems: BTreeMap<String, String>,
     /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
@@ -142,6 +147,7 @@ impl<'a> Run<'a> {
             quit,
             started: Instant::now(),
             pending: FuturesOrdered::new(),
+            lost_syns: LostSyns::default(),
             problems: BTreeMap::new(),
             symbols: None,
             ended: None,
@@ -309,6 +315,7 @@ impl<'a> Run<'a> {
             diagnose::join_misdelivered(&mut drop);
             return self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }));
         }
+        self.lost_syns.note(event, &drop);
         if drop.cause != parent.slug
             && let Some(cause) = diagnose::cause_by_slug(&drop.cause)
         {
@@ -429,7 +436,12 @@ impl<'a> Run<'a> {
             seconds: self.started.elapsed().as_secs_f64(),
             ended: ended.to_owned(),
             counts,
-            syn_unanswered: self.context.syn_unanswered(),
+            syn_unanswered: self
+                .context
+                .syn_unanswered(&self.lost_syns)
+                .into_iter()
+                .filter(|open| would_be_seen(&self.options.scope, open))
+                .collect(),
         };
         if self.ended != Some("pipe") {
             let told = self.sink.record(&Record::Summary(summary), None);
@@ -452,6 +464,14 @@ pub(super) fn notes(plan: &Plan, problems: &BTreeMap<String, String>) -> Vec<Str
         .into_iter()
         .chain(problems.iter().map(|(subject, reason)| format!("{subject}: {reason}")))
         .collect()
+}
+
+/// Whether a drop of these SYNs would have been seen: outside the scope nothing is known of them.
+fn would_be_seen(scope: &ScopeArgs, open: &SynUnanswered) -> bool {
+    const TCP: u8 = 6;
+    scope.port.is_none_or(|port| open.dport == Some(port))
+        && scope.protocol.is_none_or(|protocol| protocol == TCP)
+        && (scope.addr.is_empty() || open.dst.is_some_and(|dst| scope.addr.contains(&dst)))
 }
 
 /// Whether what the user named exists, before anything is attached.
@@ -514,4 +534,35 @@ fn exit_code(status: std::process::ExitStatus) -> ExitCode {
         .or_else(|| status.signal().map(|signal| 128 + signal))
         .unwrap_or(1);
     ExitCode::from(u8::try_from(number).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_claimed_of_syns_outside_the_scope() {
+        let open = SynUnanswered {
+            netns: 1,
+            netns_name: None,
+            interface: None,
+            dst: "192.0.2.1".parse().ok(),
+            dport: Some(80),
+            retransmissions: 1,
+        };
+        let seen = |change: fn(&mut ScopeArgs)| {
+            let mut scope = ScopeArgs::default();
+            change(&mut scope);
+            would_be_seen(&scope, &open)
+        };
+        assert!(seen(|_| {}));
+        assert!(seen(|scope| scope.port = Some(80)) && !seen(|scope| scope.port = Some(443)));
+        assert!(seen(|scope| scope.protocol = Some(6)) && !seen(|scope| scope.protocol = Some(17)));
+        assert!(seen(|scope| scope
+            .addr
+            .extend("192.0.2.1".parse::<std::net::IpAddr>())));
+        assert!(!seen(|scope| scope
+            .addr
+            .extend("192.0.2.2".parse::<std::net::IpAddr>())));
+    }
 }

@@ -44,6 +44,7 @@ pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 pub use sets::{NoSets, Sets};
+pub use syns::LostSyns;
 use tokio::sync::watch;
 
 use crate::diagnose::{Facts, Need, RawEvent, SynUnanswered};
@@ -232,20 +233,19 @@ impl Context {
         self.inner.shared.entry_hook.subscribe()
     }
 
-    /// SYNs that local sockets in scope sent again since the start, by destination; whether a drop explains them is
-    /// not asked here. At most a second old, more where there are over a hundred namespaces.
-    pub fn syn_unanswered(&self) -> Vec<SynUnanswered> {
+    /// SYNs that local sockets in scope sent again since the start and that no lost packet explains, by destination. At
+    /// most a second old, more where there are over a hundred namespaces.
+    pub fn syn_unanswered(&self, lost: &LostSyns) -> Vec<SynUnanswered> {
         let state = self.inner.shared.state();
-        state
-            .unanswered
-            .iter()
-            .map(|(&(netns, dst, dport), (interface, count))| SynUnanswered {
+        lost.unexplained(&state.unanswered)
+            .into_iter()
+            .map(|((netns, dst, dport), (interface, count))| SynUnanswered {
                 netns,
                 netns_name: state.namespaces.get(&netns).and_then(|known| known.name.clone()),
-                interface: interface.clone(),
+                interface: interface.map(str::to_owned),
                 dst: Some(dst),
                 dport: Some(dport),
-                retransmissions: *count,
+                retransmissions: count,
             })
             .collect()
     }

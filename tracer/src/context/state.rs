@@ -31,8 +31,16 @@ pub(super) struct Namespace {
     pub(super) expire_nodest_conn: Option<bool>,
 }
 
-/// Retransmitted SYNs by netns, destination, port: the interface, and how many.
-pub(super) type Unanswered = BTreeMap<(u32, IpAddr, u16), (Option<String>, u64)>;
+/// Whence and whither a SYN goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Flow {
+    pub(super) src: IpAddr,
+    pub(super) dst: IpAddr,
+    pub(super) dport: u16,
+}
+
+/// Retransmitted SYNs by netns and flow: the interface, and how many.
+pub(super) type Unanswered = BTreeMap<(u32, Flow), (Option<String>, u64)>;
 
 /// Everything behind the lock.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use std::{
 use droptrace_common::{EventHeader, FieldId, address_flags};
 use nix::sys::socket::{Backlog, listen};
 
-use super::{Context, ScopeRequest, addresses::whole, publish::tests::Held};
+use super::{Context, LostSyns, ScopeRequest, addresses::whole, publish::tests::Held};
 use crate::diagnose::{Facts, Need, RawEvent};
 
 /// How long a test waits for what takes milliseconds where CPU is to be had.
@@ -461,8 +461,10 @@ fn syns_sent_again_are_counted_where_no_answer_comes() {
         let _ = TcpStream::connect_timeout(&address("192.0.2.254:81"), PATIENCE);
     };
     lab.work.send(Box::new(connect)).unwrap();
-    soon("a retransmitted SYN", || !context.syn_unanswered().is_empty());
-    let unanswered = context.syn_unanswered();
+    soon("a retransmitted SYN", || {
+        !context.syn_unanswered(&LostSyns::default()).is_empty()
+    });
+    let unanswered = context.syn_unanswered(&LostSyns::default());
     let [one] = unanswered.as_slice() else {
         panic!("{unanswered:?}");
     };

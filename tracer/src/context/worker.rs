@@ -26,7 +26,7 @@ use super::{
     publish::Publisher,
     questions::{Answer, Question, Reply},
     routes, sockets,
-    state::{Namespace, Shared},
+    state::{Flow, Namespace, Shared},
     syns, sysctls,
 };
 use crate::diagnose::{Listener, ReverseRoute};
@@ -50,7 +50,7 @@ const SYN_PER_NETNS: Duration = Duration::from_millis(10);
 const HEARD_AT_ONCE: usize = 1_000;
 /// Descriptors that namespaces leave to others.
 const DESCRIPTORS_LEFT: u64 = 256;
-/// Destinations of unanswered SYNs that are kept apart.
+/// Flows of unanswered SYNs that are kept apart.
 const UNANSWERED: usize = 4_096;
 
 /// A netns whose changes are heard.
@@ -684,7 +684,12 @@ impl Worker {
                     .and_then(|route| route.ifindex)
                     .map(|index| self.device_name(netns, index));
                 let mut state = self.shared.state();
-                let key = (netns, socket.remote.ip(), socket.remote.port());
+                let flow = Flow {
+                    src: socket.local,
+                    dst: socket.remote.ip(),
+                    dport: socket.remote.port(),
+                };
+                let key = (netns, flow);
                 if state.unanswered.len() < UNANSWERED || state.unanswered.contains_key(&key) {
                     let entry = state.unanswered.entry(key).or_default();
                     entry.0 = interface.or_else(|| entry.0.take());
