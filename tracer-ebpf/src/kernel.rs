@@ -183,16 +183,17 @@ fn per_cpu_base() -> u64 {
     let Some(here) = PER_CPU.get_ptr_mut(0) else {
         return 0;
     };
+    let nominal_at = layout!(bpf_array_pptrs);
     // SAFETY: this CPU's value. An interrupt meanwhile would write the same. Through memory, since the verifier lets
     // nobody calculate with the pointers themselves.
     unsafe {
         let known = read_volatile(&raw const (*here).base);
-        if known != 0 || !has(layout!(bpf_array_pptrs)) {
+        if known != 0 || !has(nominal_at) {
             return known;
         }
         write_volatile(&raw mut (*here).map, &raw const PER_CPU as u64);
         write_volatile(&raw mut (*here).value, here as u64);
-        let nominal: u64 = member(read_volatile(&raw const (*here).map), layout!(bpf_array_pptrs));
+        let nominal: u64 = member(read_volatile(&raw const (*here).map), nominal_at);
         let base = read_volatile(&raw const (*here).value).wrapping_sub(nominal);
         write_volatile(&raw mut (*here).base, base);
         base
