@@ -51,6 +51,8 @@ pub(crate) struct EventBuffer {
 pub(crate) struct Work {
     /// Of the packet in the buffer.
     pub(crate) tuple: Tuple,
+    /// Of the IPVS entry that it belongs to.
+    pub(crate) entry: Tuple,
     pub(crate) key: CountKey,
     pub(crate) fresh: CountValue,
     pub(crate) address: Key<AddressKey>,
@@ -186,7 +188,7 @@ pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
     if header.pkt_type == 3 {
         found |= bits::OTHER_HOST;
     }
-    found
+    kernel::any(&mut header.bits, found)
 }
 
 /// What an event is, beside its packet.

@@ -68,15 +68,18 @@ pub(crate) fn leave_entry(ctx: &impl Entry) {
 pub(crate) fn expire_now_entry(ctx: &impl Entry) {
     let Some(layout) = kernel::ipvs() else { return };
     let entry = ctx.argument(ipvs_layout!(layout, arg_expire_now_cp));
-    let tuple = tuple_of(layout, entry);
+    let Some(buffer) = emit::acquire() else { return };
+    let tuple = &mut buffer.work.entry;
+    place_tuple(tuple, layout, entry);
     if let Some(candidate) = candidate()
         && candidate.entry == entry
     {
         candidate.skb = 0;
     }
-    hint::mark(Site::IpvsExpired, &tuple, 0, |fields| {
-        push_entry(fields, layout, entry, &tuple);
+    hint::mark(Site::IpvsExpired, tuple, 0, |fields| {
+        push_entry(fields, layout, entry, tuple);
     });
+    emit::release();
 }
 
 /// Entry function of IPVS, `ip_vs_in_hook(priv, skb, state)` (6.1 and later) or `ip_vs_in(ipvs, hooknum, skb, af)` (5.10).
@@ -127,17 +130,12 @@ pub(crate) fn conn_in_get_exit(ctx: &impl Exit) {
 fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
     let Some(buffer) = emit::acquire() else { return };
     let found = emit::take_packet(buffer, skb);
-    let tuple = &buffer.work.tuple;
-    let of_entry = tuple_of(layout, entry);
+    place_tuple(&mut buffer.work.entry, layout, entry);
+    let (tuple, of_entry) = (&buffer.work.tuple, &buffer.work.entry);
     let state = kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_state));
     let fresh = state == SYN_SENT || state == SYN_RECV;
-    let same = of_entry.src == tuple.src
-        && of_entry.dst == tuple.dst
-        && of_entry.sport == tuple.sport
-        && of_entry.dport == tuple.dport
-        && of_entry.protocol == tuple.protocol;
     let syn = found & bits::SYN != 0;
-    if same
+    if tuple.same_flow(of_entry)
         && (removed || syn && !fresh)
         && let Some(candidate) = candidate()
     {
@@ -146,19 +144,22 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
         candidate.entry = entry;
         candidate.bits = found;
         kernel::copy(&mut candidate.tuple, tuple);
-        candidate.server = Flow {
-            src: tuple.src,
-            dst: packet::address_at(entry + offset(ipvs_layout!(layout, ipvs_conn_daddr)), v6),
-            sport: tuple.sport,
-            dport: u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_dport))),
-            pad: 0,
-        };
+        let server = &mut candidate.server;
+        kernel::copy(&mut server.src, &tuple.src);
+        packet::place_address(
+            &mut server.dst,
+            entry + offset(ipvs_layout!(layout, ipvs_conn_daddr)),
+            v6,
+        );
+        server.sport = tuple.sport;
+        server.dport = u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_dport)));
+        server.pad = 0;
         kernel::copy(&mut candidate.header, &buffer.header);
         candidate.header.netns = packet::netns(skb);
         kernel::copy(&mut candidate.packet, &buffer.packet);
         kernel::empty(&mut candidate.fields);
         let mut fields = Fields::new_hint(&mut candidate.fields);
-        push_entry(&mut fields, layout, entry, &of_entry);
+        push_entry(&mut fields, layout, entry, of_entry);
     }
     emit::release();
 }
@@ -245,16 +246,23 @@ fn is_v6(layout: &IpvsLayout, entry: u64) -> bool {
 /// Client → virtual service, as the entry has it. User space, and every reader here, uses an entry only if this
 /// equals the packet: on 5.10 the layout is a built-in table.
 #[inline(always)]
-fn tuple_of(layout: &IpvsLayout, entry: u64) -> Tuple {
+fn place_tuple(into: &mut Tuple, layout: &IpvsLayout, entry: u64) {
     let v6 = is_v6(layout, entry);
-    Tuple {
-        src: packet::address_at(entry + offset(ipvs_layout!(layout, ipvs_conn_caddr)), v6),
-        dst: packet::address_at(entry + offset(ipvs_layout!(layout, ipvs_conn_vaddr)), v6),
-        sport: u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_cport))),
-        dport: u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_vport))),
-        protocol: kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_protocol)) as u8,
-        ..Tuple::default()
-    }
+    packet::place_address(
+        &mut into.src,
+        entry + offset(ipvs_layout!(layout, ipvs_conn_caddr)),
+        v6,
+    );
+    packet::place_address(
+        &mut into.dst,
+        entry + offset(ipvs_layout!(layout, ipvs_conn_vaddr)),
+        v6,
+    );
+    into.sport = u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_cport)));
+    into.dport = u16::from_be(member(entry, ipvs_layout!(layout, ipvs_conn_vport)));
+    into.protocol = kernel::number_or_zero(entry, ipvs_layout!(layout, ipvs_conn_protocol)) as u8;
+    into.tcp_flags = 0;
+    into.pad = 0;
 }
 
 #[inline(always)]

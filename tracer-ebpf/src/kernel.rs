@@ -95,6 +95,16 @@ pub(crate) fn empty<T: Copy>(value: &mut T) {
     read_bytes(&raw const ZEROS as u64, bytes);
 }
 
+/// The value by way of a map: the verifier forgets which it is, and so need not follow what comes after for each.
+#[inline(always)]
+pub(crate) fn any<T: Copy>(way: &mut T, value: T) -> T {
+    // SAFETY: a valid reference.
+    unsafe {
+        write_volatile(way, value);
+        read_volatile(way)
+    }
+}
+
 /// Reads a member of a fixed type; zero if the kernel does not have it.
 #[inline(always)]
 pub(crate) fn member<T: Copy + Default>(base: u64, entry: u32) -> T {

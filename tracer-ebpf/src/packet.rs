@@ -35,6 +35,26 @@ pub(crate) struct Tuple {
     pub(crate) pad: u16,
 }
 
+/// Bits of the last word of a [`Tuple`] that say which flow it is: ports and protocol.
+const FLOW: u64 = 0xff_ffff_ffff;
+
+impl Tuple {
+    /// Whether both are of one flow and protocol. All words are compared at once: each comparison would be a fork for
+    /// the verifier.
+    #[inline(always)]
+    pub(crate) fn same_flow(&self, other: &Self) -> bool {
+        // SAFETY: five aligned words, all of which are initialised.
+        let (a, b) = unsafe {
+            (
+                &*(&raw const *self).cast::<[u64; 5]>(),
+                &*(&raw const *other).cast::<[u64; 5]>(),
+            )
+        };
+        let addresses = (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]);
+        addresses | (a[4] ^ b[4]) & FLOW == 0
+    }
+}
+
 /// Where the network header is and how much of the packet follows it.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
@@ -84,6 +104,17 @@ pub(crate) fn halves(address: &Address) -> (u64, u64) {
         u64::from_be_bytes([a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]]),
         u64::from_be_bytes([a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15]]),
     )
+}
+
+/// The same, to a place in a map, where the two ways of writing it are one to the verifier.
+#[inline(always)]
+pub(crate) fn place_address(into: &mut Address, address: u64, v6: bool) {
+    if v6 {
+        kernel::read_bytes(address, into);
+    } else {
+        *into = mapped([0; 4]);
+        kernel::read_bytes(address, &mut into[12..]);
+    }
 }
 
 /// Reads an `union nf_inet_addr`-like address of this family from the kernel.
