@@ -51,6 +51,8 @@ pub(crate) struct EventBuffer {
 pub(crate) struct Work {
     /// Of the packet in the buffer.
     pub(crate) tuple: Tuple,
+    /// What [`kernel::any`] takes a pointer of the kernel by.
+    pub(crate) way: u64,
     /// Of the IPVS entry that it belongs to.
     pub(crate) entry: Tuple,
     pub(crate) key: CountKey,
@@ -378,11 +380,11 @@ pub(crate) fn take_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer) {
     }
 }
 
-/// Takes over the fields of a hint, to their places.
+/// Takes over the fields of the buffer's hint, to their places.
 #[inline(always)]
-pub(crate) fn take_hint(buffer: &mut EventBuffer, hint: &Hint) {
+pub(crate) fn take_hint(buffer: &mut EventBuffer) {
     if let Some(places) = buffer.fields[HINT_AT..].first_chunk_mut::<HINT_FIELDS>() {
-        kernel::copy(places, &hint.fields);
+        kernel::copy(places, &buffer.hint.fields);
     }
 }
 

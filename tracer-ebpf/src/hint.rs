@@ -1,7 +1,7 @@
 //! Hints: what a context hook knows about a packet whose free is still to come.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use droptrace_common::{Field, Site, Tally};
+use droptrace_common::{Field, Site, Tally, bits};
 
 use crate::{
     emit::{self, Fields},
@@ -83,43 +83,50 @@ pub(crate) fn waits(skb: u64) -> bool {
     unsafe { bpf_ktime_get_ns() }.wrapping_sub(hint.ktime_ns) < STALE_NS
 }
 
-/// What a hint or a mark tells of a packet that is being freed.
-#[derive(Clone, Copy)]
-pub(crate) enum Told {
-    /// Nothing.
-    Nothing,
-    /// It is about this packet.
-    Hint(&'static Hint),
-    /// A netfilter verdict was seen, but too long ago to be sure that it was this packet's.
-    Stale,
+/// Takes what a hint or a mark tells of a packet with this conntrack entry that is being freed. Where neither tells
+/// anything, the site is that of a free. Copied, so that no path of the verifier carries a pointer on.
+#[inline(always)]
+pub(crate) fn take(into: &mut Hint, skb: u64, entry: u64, tuple: &Tuple, now: u64) {
+    forget(into);
+    // SAFETY: an entry of an LRU map may be reused by another CPU while we read it; it stays mapped.
+    if let Some(hint) = unsafe { HINTS.get(skb) } {
+        kernel::copy(into, hint);
+        judge(into, entry, now);
+        // Whatever it was worth: the address is free for another packet now.
+        let _ = HINTS.remove(skb);
+    }
+    if into.site == Site::Free as u16 && into.bits == 0 {
+        take_mark(into, tuple, entry != 0, now);
+    }
 }
 
-/// The hint of a packet with this conntrack entry that is being freed. The caller removes it afterwards.
+/// Makes it the hint that tells nothing.
 #[inline(always)]
-pub(crate) fn find(skb: u64, entry: u64, now: u64) -> Told {
-    // SAFETY: an entry of an LRU map may be reused by another CPU while we read it; it stays mapped.
-    let Some(hint) = (unsafe { HINTS.get(skb) }) else {
-        return Told::Nothing;
-    };
+fn forget(hint: &mut Hint) {
+    hint.site = Site::Free as u16;
+    hint.netns = 0;
+    hint.bits = 0;
+}
+
+/// Forgets a hint that is of another packet, or may be: for a netfilter verdict, which was seen too long ago to be sure
+/// that it was this packet's, the bit is left.
+#[inline(always)]
+fn judge(hint: &mut Hint, entry: u64, now: u64) {
     let age = now.wrapping_sub(hint.ktime_ns);
-    if hint.site == Site::ConntrackClash as u16 {
-        // NF_DROP leaves the packet its entry (`nf_ct_resolve_clash`, net/netfilter/nf_conntrack_core.c, 5.10 - 7.3):
-        // with another one it is another packet.
-        if hint.before != entry {
-            emit::tally(Tally::HintsStale);
-            return Told::Nothing;
-        }
-        if age < STALE_WITH_ENTRY_NS {
-            return Told::Hint(hint);
-        }
-    } else if age < STALE_NS {
-        return Told::Hint(hint);
+    let clash = hint.site == Site::ConntrackClash as u16;
+    // NF_DROP leaves the packet its entry (`nf_ct_resolve_clash`, net/netfilter/nf_conntrack_core.c, 5.10 - 7.3): with
+    // another one it is another packet.
+    let other = clash && hint.before != entry;
+    let limit = if clash { STALE_WITH_ENTRY_NS } else { STALE_NS };
+    if !other && age < limit {
+        emit::tally(Tally::HintsConsumed);
+        return;
     }
     emit::tally(Tally::HintsStale);
-    if is_verdict(hint.site) {
-        Told::Stale
-    } else {
-        Told::Nothing
+    let verdict = !other && is_verdict(hint.site);
+    forget(hint);
+    if verdict {
+        hint.bits = bits::STALE_HINT;
     }
 }
 
@@ -154,34 +161,32 @@ pub(crate) fn mark(site: Site, tuple: &Tuple, netns: u32, fill: impl FnOnce(&mut
     emit::tally(Tally::HintsLeft);
 }
 
-/// What the mark of this CPU tells of such a packet; it is used up.
+/// Takes what the mark of this CPU tells of such a packet; it is used up.
 #[inline(always)]
-pub(crate) fn take_mark(tuple: &Tuple, has_conntrack: bool, now: u64) -> Told {
-    let Some(mark) = MARKS.get_ptr_mut(0) else {
-        return Told::Nothing;
-    };
+fn take_mark(into: &mut Hint, tuple: &Tuple, has_conntrack: bool, now: u64) {
+    let Some(mark) = MARKS.get_ptr_mut(0) else { return };
     // SAFETY: this CPU's slot.
     let mark = unsafe { &mut *mark };
     if mark.hint.ktime_ns == 0 {
-        return Told::Nothing;
+        return;
     }
     let fits = if mark.hint.site == Site::ConntrackTableFull as u16 {
         !has_conntrack
     } else {
-        mark.tuple.src == tuple.src
-            && mark.tuple.dst == tuple.dst
-            && mark.tuple.sport == tuple.sport
-            && mark.tuple.dport == tuple.dport
+        mark.tuple.same_endpoints(tuple)
     };
     let stale = now.wrapping_sub(mark.hint.ktime_ns) > MARK_STALE_NS;
     if !fits && !stale {
-        return Told::Nothing;
+        return;
     }
     mark.hint.ktime_ns = 0;
     if !stale {
         emit::tally(Tally::HintsConsumed);
-        return Told::Hint(&mark.hint);
+        kernel::copy(into, &mark.hint);
+        return;
     }
     emit::tally(Tally::HintsStale);
-    if fits { Told::Stale } else { Told::Nothing }
+    if fits {
+        into.bits = bits::STALE_HINT;
+    }
 }

@@ -35,14 +35,27 @@ pub(crate) struct Tuple {
     pub(crate) pad: u16,
 }
 
-/// Bits of the last word of a [`Tuple`] that say which flow it is: ports and protocol.
+/// Bits of the last word of a [`Tuple`] that are its ports.
+const PORTS: u64 = 0xffff_ffff;
+/// The same, and its protocol.
 const FLOW: u64 = 0xff_ffff_ffff;
 
 impl Tuple {
-    /// Whether both are of one flow and protocol. All words are compared at once: each comparison would be a fork for
-    /// the verifier.
+    /// Whether both are of one flow and protocol.
     #[inline(always)]
     pub(crate) fn same_flow(&self, other: &Self) -> bool {
+        self.differs(other, FLOW) == 0
+    }
+
+    /// Whether both have the same addresses and ports.
+    #[inline(always)]
+    pub(crate) fn same_endpoints(&self, other: &Self) -> bool {
+        self.differs(other, PORTS) == 0
+    }
+
+    /// All words are compared at once: each comparison would be a fork for the verifier.
+    #[inline(always)]
+    fn differs(&self, other: &Self, of_last: u64) -> u64 {
         // SAFETY: five aligned words, all of which are initialised.
         let (a, b) = unsafe {
             (
@@ -51,7 +64,7 @@ impl Tuple {
             )
         };
         let addresses = (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]);
-        addresses | (a[4] ^ b[4]) & FLOW == 0
+        addresses | (a[4] ^ b[4]) & of_last
     }
 }
 

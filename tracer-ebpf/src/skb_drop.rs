@@ -4,14 +4,13 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
 use aya_log_ebpf::debug;
-use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status, route};
+use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, bits, ct_status, route};
 
 use crate::{
     emit::{self, Drop, FREE_FIELDS, HINT_AT},
-    hint::{self, HINT_FIELDS, Told},
+    hint::{self, HINT_FIELDS},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
-    maps::HINTS,
     packet, scope, time_wait,
 };
 
@@ -43,33 +42,21 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
     let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
     let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
 
-    let waiting = hint::find(skb, ct, now);
-    let told = match waiting {
-        Told::Nothing => hint::take_mark(&buffer.work.tuple, ct != 0, now),
-        _ => waiting,
-    };
-    let hint = match told {
-        Told::Hint(hint) => Some(hint),
-        Told::Stale => {
-            found |= bits::STALE_HINT;
-            None
-        }
-        Told::Nothing => None,
-    };
-    let (site, hint_netns) = match hint {
-        Some(hint) => (Site::from_number(hint.site).unwrap_or(Site::Free), hint.netns),
-        None => (Site::Free, 0),
-    };
-    let netns = if hint_netns != 0 {
-        hint_netns
+    hint::take(&mut buffer.hint, skb, ct, &buffer.work.tuple, now);
+    let site = Site::from_number(buffer.hint.site).unwrap_or(Site::Free);
+    let hinted = site != Site::Free;
+    let netns = if hinted && buffer.hint.netns != 0 {
+        buffer.hint.netns
     } else {
         packet::netns_of(rx_sk, sk, device, refdst, ct)
     };
-    if let Some(hint) = hint {
-        found |= hint.bits;
-        if site == Site::MartianSource && rp_filtered(hint.before, device) {
-            found |= bits::RP_FILTER;
-        }
+    let netns = kernel::any(&mut buffer.header.netns, netns);
+    // Which of them said so is not to be followed on.
+    let [rx_sk, sk, device, refdst, ct] =
+        [rx_sk, sk, device, refdst, ct].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
+    found |= buffer.hint.bits;
+    if site == Site::MartianSource && rp_filtered(buffer.hint.before, device) {
+        found |= bits::RP_FILTER;
     }
     if refdst != 0 {
         let error = route_error(refdst);
@@ -87,6 +74,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             found |= bits::DIED_AS;
         }
     }
+    let mut found = kernel::any(&mut buffer.header.bits, found);
     if scope::admits(&buffer.work.tuple, netns) {
         found |= packet::memberships(&mut buffer.work, netns);
         let ifindex = device_index(device, buffer.header.iif, refdst);
@@ -110,7 +98,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             found,
             netns
         );
-        let told = hint.is_some() && site != Site::PortUnreachable;
+        let told = hinted && site != Site::PortUnreachable;
         let key_location = if told { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {
             place_about(
@@ -119,25 +107,21 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
                 route_error(refdst),
                 route_kind(refdst, buffer.header.protocol),
             );
-            let paws = hint.is_none() && has_reason && reason == layout!(reason_paws);
+            let paws = !hinted && has_reason && reason == layout!(reason_paws);
             place_paws(&mut buffer.fields, if paws { rx_sk } else { 0 });
             let mut fields = FREE_FIELDS;
             if !has_reason || reason == layout!(reason_netfilter_drop) {
                 emit::take_frames(ctx, buffer);
                 fields = HINT_AT;
-            } else if hint.is_some() {
+            } else if hinted {
                 emit::no_frames(buffer);
             }
-            if let Some(hint) = hint {
-                emit::take_hint(buffer, hint);
+            if hinted {
+                emit::take_hint(buffer);
                 fields = HINT_AT + HINT_FIELDS;
             }
             emit::send(buffer, fields);
         }
-    }
-    // A stale one, too: the address is free for another packet now.
-    if HINTS.remove(skb).is_ok() && matches!(waiting, Told::Hint(_)) {
-        emit::tally(Tally::HintsConsumed);
     }
     emit::release();
 }
