@@ -112,8 +112,9 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
         );
         anyhow::ensure!(
             counts.uncounted == 0,
-            "{} drops are in no total: the count table was full",
-            counts.uncounted
+            "{} drops are in no total; calls passed over: {:?}",
+            counts.uncounted,
+            counts.passed_over
         );
         let nowhere: Vec<_> = counts
             .causes

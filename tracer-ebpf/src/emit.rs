@@ -1,5 +1,7 @@
 //! Putting an event together, counting it, and sending it.
 
+use core::ptr::{read_volatile, write_volatile};
+
 use aya_ebpf::{
     EbpfContext,
     bindings::BPF_NOEXIST,
@@ -17,7 +19,7 @@ use droptrace_common::{
 use crate::{
     hint::{HINT_FIELDS, Hint},
     kernel::{self, layout, member},
-    maps::{BUFFERS, COUNTS, DEPTH, EVENTS, TALLIES_MAP},
+    maps::{BUFFERS, COUNTS, EVENTS, TALLIES_MAP},
     packet::{self, Extent, Tuple},
     scope,
 };
@@ -29,6 +31,9 @@ pub(crate) const FREE_FIELDS: usize = 6;
 pub(crate) const FRAMES: usize = 12;
 /// Where the fields of a hint start.
 pub(crate) const HINT_AT: usize = FREE_FIELDS + FRAMES;
+/// Buffers of a CPU: for programs that interrupt each other (process, softirq, hardirq, NMI), and, where the kernel lets
+/// a program be preempted (7.x), for those that run meanwhile.
+pub(crate) const BUFFERS_MAX: u32 = 4;
 /// Nanoseconds that a count key's bucket takes to earn one event: 2,000 events per second and CPU.
 const TOKEN_NS: u64 = 500_000;
 /// Events that a full bucket holds.
@@ -44,6 +49,9 @@ pub(crate) struct EventBuffer {
     pub(crate) hint: Hint,
     pub(crate) frames: [u64; FRAMES],
     pub(crate) work: Work,
+    /// Taken by a program.
+    taken: u32,
+    pad: u32,
 }
 
 /// What the stack has no room for.
@@ -125,29 +133,29 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Takes this CPU's next free buffer. [`release`] gives it back. An interrupt that comes between
-/// takes the next one and gives it back before we go on.
+/// Takes a free buffer of this CPU; [`release`] gives it back. None where that many programs are at work here.
 #[inline(always)]
 pub(crate) fn acquire() -> Option<&'static mut EventBuffer> {
-    // SAFETY: this CPU's counter.
-    let depth = unsafe { &mut *DEPTH.get_ptr_mut(0)? };
-    let level = *depth;
-    if level > 3 {
-        return None;
+    for index in 0..BUFFERS_MAX {
+        let buffer = BUFFERS.get_ptr_mut(index)?;
+        // SAFETY: a buffer of this CPU, which nobody else uses once it is taken; volatile, for those who look from an
+        // interrupt.
+        unsafe {
+            if read_volatile(&raw const (*buffer).taken) == 0 {
+                write_volatile(&raw mut (*buffer).taken, 1);
+                return Some(&mut *buffer);
+            }
+        }
     }
-    // SAFETY: this CPU's buffer of this level, which nobody else uses until it is released.
-    let buffer = unsafe { &mut *BUFFERS.get_ptr_mut(level)? };
-    *depth = level + 1;
-    Some(buffer)
+    tally(Tally::BuffersTaken);
+    None
 }
 
 /// Gives the buffer back.
 #[inline(always)]
-pub(crate) fn release() {
-    if let Some(depth) = DEPTH.get_ptr_mut(0) {
-        // SAFETY: this CPU's counter, raised by `acquire`.
-        unsafe { *depth = (*depth).saturating_sub(1) };
-    }
+pub(crate) fn release(buffer: &mut EventBuffer) {
+    // SAFETY: a valid reference; volatile, so that it comes last.
+    unsafe { write_volatile(&raw mut buffer.taken, 0) };
 }
 
 /// Adds one to a tally.
@@ -299,7 +307,7 @@ pub(crate) fn direct(skb: u64, site: Site, netns: u32, extra: u32, fill: impl Fn
     let Some(buffer) = acquire() else { return };
     let found = take_packet(buffer, skb);
     finish(buffer, site, netns, found | extra, fill);
-    release();
+    release(buffer);
 }
 
 /// Counts and sends what the buffer's packet area and tuple already hold.
@@ -350,7 +358,7 @@ pub(crate) fn count_only(site: Site, netns: u32) {
         Some(value) => value.packets += 1,
         None => tally(Tally::KeysLost),
     }
-    release();
+    release(buffer);
 }
 
 /// Reads the kernel's stack into the places for frames.

@@ -69,7 +69,7 @@ pub(crate) fn leave(
     if HINTS.insert(skb, &*hint, 0).is_ok() && fresh {
         emit::tally(Tally::HintsLeft);
     }
-    emit::release();
+    emit::release(buffer);
 }
 
 /// Whether a hint waits for this packet; one that no free consumed is of an earlier packet.

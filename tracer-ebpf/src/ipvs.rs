@@ -79,7 +79,7 @@ pub(crate) fn expire_now_entry(ctx: &impl Entry) {
     hint::mark(Site::IpvsExpired, tuple, 0, |fields| {
         push_entry(fields, layout, entry, tuple);
     });
-    emit::release();
+    emit::release(buffer);
 }
 
 /// Entry function of IPVS, `ip_vs_in_hook(priv, skb, state)` (6.1 and later) or `ip_vs_in(ipvs, hooknum, skb, af)` (5.10).
@@ -161,7 +161,7 @@ fn consider(layout: &IpvsLayout, skb: u64, entry: u64, removed: bool) {
         let mut fields = Fields::new_hint(&mut candidate.fields);
         push_entry(&mut fields, layout, entry, of_entry);
     }
-    emit::release();
+    emit::release(buffer);
 }
 
 /// End of the entry function.
@@ -213,7 +213,7 @@ fn misdelivered(candidate: &Candidate) {
         candidate.bits,
         |fields| fields.take(&candidate.fields),
     );
-    emit::release();
+    emit::release(buffer);
 }
 
 /// Whether a packet that IPVS handled was reported as misdelivered when IPVS sent it.

@@ -50,6 +50,12 @@ fn kfree_skb(ctx: RawTracePointContext) -> i32 {
     0
 }
 
+#[raw_tracepoint]
+fn kfree_skb_again(ctx: RawTracePointContext) -> i32 {
+    skb_drop::on_free_again(&ctx);
+    0
+}
+
 /// The programs of a function's entry.
 macro_rules! at_entry {
     ($($fentry:ident, $kprobe:ident => |$ctx:ident| $work:expr;)*) => {$(

@@ -9,11 +9,12 @@ use droptrace_common::{
 };
 
 use crate::{
-    emit::EventBuffer,
+    emit::{self, EventBuffer},
     hint::{Hint, Mark},
     ipvs::{Candidate, Flow},
     kernel::PerCpu,
     scratch::Scratch,
+    skb_drop::Frees,
 };
 
 /// Full events.
@@ -48,13 +49,13 @@ pub(crate) static SCOPE_ADDRESSES: HashMap<Address, u32> = HashMap::with_max_ent
 #[map]
 pub(crate) static IPVS_LAYOUT: Array<IpvsLayout> = Array::with_max_entries(1, 0);
 
-/// Where an event is put together; one buffer per nesting level (process, softirq, hardirq, NMI).
+/// Where an event is put together; several, since a program may be interrupted by another.
 #[map]
-pub(crate) static BUFFERS: PerCpuArray<EventBuffer> = PerCpuArray::with_max_entries(4, 0);
+pub(crate) static BUFFERS: PerCpuArray<EventBuffer> = PerCpuArray::with_max_entries(emit::BUFFERS_MAX, 0);
 
-/// Nesting level of this CPU.
+/// Which frees are being looked at.
 #[map]
-pub(crate) static DEPTH: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+pub(crate) static FREES: PerCpuArray<Frees> = PerCpuArray::with_max_entries(1, 0);
 
 /// Hints by the packet's address.
 #[map]

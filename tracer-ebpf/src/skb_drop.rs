@@ -2,15 +2,18 @@
 //! given up as dropped (net/core/skbuff.c: `kfree_skb` 5.10, `kfree_skb_reason` 6.1,
 //! `sk_skb_reason_drop` 6.12 and later).
 
+use core::ptr::write_volatile;
+
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
 use aya_log_ebpf::debug;
-use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, bits, ct_status, route};
+use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status, route};
 
 use crate::{
     emit::{self, Drop, FREE_FIELDS, HINT_AT},
     hint::{self, HINT_FIELDS},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
+    maps::FREES,
     packet, scope, time_wait,
 };
 
@@ -20,9 +23,67 @@ const TCP_NEW_SYN_RECV: u8 = 12;
 /// LISTEN: a full socket, but of no connection.
 const TCP_LISTEN: u8 = 10;
 
+/// Frees that programs look at on this CPU.
+#[repr(C)]
+pub(crate) struct Frees {
+    /// How many calls of [`on_free`] are under way.
+    running: u64,
+    /// Packets whose free was looked at within another such call, by [`Frees::place`].
+    done: [u64; 8],
+}
+
+impl Frees {
+    #[inline(always)]
+    const fn place(skb: u64) -> usize {
+        (skb >> 8 & 7) as usize
+    }
+
+    #[inline(always)]
+    fn here() -> Option<&'static mut Self> {
+        // SAFETY: this CPU's.
+        FREES.get_ptr_mut(0).map(|frees| unsafe { &mut *frees })
+    }
+}
+
 /// The free of a packet.
 #[inline(always)]
 pub(crate) fn on_free(ctx: &RawTracePointContext) {
+    let Some(frees) = Frees::here() else { return };
+    // SAFETY: valid references; volatile, for those who look from an interrupt.
+    unsafe { write_volatile(&raw mut frees.running, frees.running + 1) };
+    look(ctx);
+    let Some(frees) = Frees::here() else { return };
+    // SAFETY: as above.
+    unsafe { write_volatile(&raw mut frees.running, frees.running - 1) };
+    if frees.running != 0 {
+        let skb: u64 = ctx.arg(0);
+        frees.done[Frees::place(skb)] = skb;
+    }
+}
+
+/// The same free, once more. From 6.1 on the kernel passes a program over that is at work on this CPU already
+/// (`__bpf_trace_run`, kernel/trace/bpf_trace.c): a free in an interrupt, or by who preempts (7.x), would be lost. This
+/// second program of the tracepoint takes it over. It cannot call the first one as its tail: from 6.13 on, the stack of
+/// a program that the kernel never runs within itself may be one per CPU (`bpf_prog_alloc_jit_priv_stack`,
+/// kernel/bpf/core.c).
+#[inline(always)]
+pub(crate) fn on_free_again(ctx: &RawTracePointContext) {
+    let Some(frees) = Frees::here() else { return };
+    if frees.running == 0 {
+        return;
+    }
+    let skb: u64 = ctx.arg(0);
+    let done = &mut frees.done[Frees::place(skb)];
+    if *done == skb {
+        *done = 0;
+        return;
+    }
+    emit::tally(Tally::FreesTakenOver);
+    look(ctx);
+}
+
+#[inline(always)]
+fn look(ctx: &RawTracePointContext) {
     let skb: u64 = ctx.arg(0);
     let location: u64 = ctx.arg(1);
     let arguments = layout!(kfree_skb_arguments);
@@ -101,6 +162,8 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
         let told = hinted && site != Site::PortUnreachable;
         let key_location = if told { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {
+            let [rx_sk, sk, refdst] =
+                [rx_sk, sk, refdst].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
             place_about(
                 &mut buffer.fields,
                 if rx_sk != 0 { rx_sk } else { sk },
@@ -123,7 +186,7 @@ pub(crate) fn on_free(ctx: &RawTracePointContext) {
             emit::send(buffer, fields);
         }
     }
-    emit::release();
+    emit::release(buffer);
 }
 
 /// Index of the device that the packet is on, came by, or is to leave by. `skb->dev` shares its place with other
@@ -196,12 +259,13 @@ fn place_about(fields: &mut [Field; FIELDS_MAX], sk: u64, route_error: u16, rout
     } else {
         0
     };
+    unless_zero(&mut fields[0], FieldId::SocketState, u64::from(state));
+    let (state, sk) = (fields[0].value as u8, kernel::any(&mut fields[1].value, sk));
     let full = state != 0 && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV;
     let inode = if full { socket_inode(sk).unwrap_or(0) } else { 0 };
-    fields[0] = unless_zero(FieldId::SocketState, u64::from(state));
-    fields[1] = unless_zero(FieldId::SocketInode, inode);
-    fields[2] = unless_zero(FieldId::RouteError, u64::from(route_error));
-    fields[5] = unless_zero(FieldId::Route, route);
+    unless_zero(&mut fields[1], FieldId::SocketInode, inode);
+    unless_zero(&mut fields[2], FieldId::RouteError, u64::from(route_error));
+    unless_zero(&mut fields[5], FieldId::Route, route);
 }
 
 /// What a connection has stored, against which PAWS rejected the segment; without a hint it is no request's.
@@ -224,17 +288,15 @@ fn place_paws(fields: &mut [Field; FIELDS_MAX], sk: u64) {
         value: u64::from(stored),
     };
     let stamp = kernel::number(sk, layout!(tcp_ts_recent_stamp)).unwrap_or(0);
-    fields[4] = unless_zero(FieldId::TimestampAge, time_wait::age(stamp));
+    unless_zero(&mut fields[4], FieldId::TimestampAge, time_wait::age(stamp));
 }
 
 /// A field, or an empty place.
 #[inline(always)]
-fn unless_zero(id: FieldId, value: u64) -> Field {
-    Field {
-        id: if value == 0 { 0 } else { id as u32 },
-        pad: 0,
-        value,
-    }
+fn unless_zero(place: &mut Field, id: FieldId, value: u64) {
+    let value = kernel::any(&mut place.value, value);
+    place.id = if value == 0 { 0 } else { id as u32 };
+    place.pad = 0;
 }
 
 /// Inode by which `/proc/PID/fd` knows a full socket (`struct socket_alloc`, include/net/sock.h).

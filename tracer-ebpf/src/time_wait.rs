@@ -196,7 +196,7 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
             fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
         },
     );
-    emit::release();
+    emit::release(buffer);
 }
 
 const IPV4_HEADER: usize = 20;

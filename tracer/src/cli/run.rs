@@ -133,6 +133,7 @@ impl<'a> Run<'a> {
             loaded.want_ipvs(&plan, true);
         }
         loaded.attach(&mut plan)?;
+        context.expect_questions();
         let ledger = Ledger::new(plan.symbols.clone(), plan.reasons.clone());
         let Opened { sink, quit } = options.open()?;
         Ok(Self {
@@ -367,7 +368,8 @@ impl<'a> Run<'a> {
 
     fn counts(&mut self) -> Result<diagnose::Counts> {
         let totals = self.reader.read()?;
-        let mut counts = self.ledger.counts(&totals, jiff::Timestamp::now().to_string());
+        let now = jiff::Timestamp::now().to_string();
+        let mut counts = self.ledger.counts(&totals, self.loaded.passed_over(), now);
         counts.lost_events += self.ring.malformed();
         Ok(counts)
     }

@@ -191,6 +191,14 @@ impl Context {
         })
     }
 
+    /// Gets ready for questions about sockets. Not done at the start, since it takes time from those who attach hooks
+    /// meanwhile.
+    pub fn expect_questions(&self) {
+        self.inner.shared.state().questions_near = true;
+        // A full counter wakes as well.
+        let _ = self.inner.shared.wake().write(1);
+    }
+
     /// The namespaces in scope; empty: all.
     pub fn scoped_netns(&self) -> &[u32] {
         &self.inner.scope

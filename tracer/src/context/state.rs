@@ -45,6 +45,8 @@ pub(super) type Unanswered = BTreeMap<(u32, Flow), (Option<String>, u64)>;
 /// Everything behind the lock.
 #[derive(Debug, Default)]
 pub(super) struct State {
+    /// Questions about sockets are near, for which the thread in charge should get ready.
+    pub(super) questions_near: bool,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
     /// Asked by events, to be answered by the worker.
     pub(super) asked: Vec<Question>,

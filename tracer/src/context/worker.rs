@@ -129,15 +129,13 @@ impl Worker {
             ipvs_turn: 0,
             syn_asked: now,
         };
-        worker.try_sock_diag();
         worker.scan(true);
         worker.ask_ipvs(true);
         worker.look_for_syns();
         Ok(worker)
     }
 
-    /// Asks for no socket at all: the kernel loads a module at the first question, which takes longer than an event
-    /// waits.
+    /// Asks for no socket at all: the kernel loads modules at the first question, which takes longer than an event waits.
     fn try_sock_diag(&mut self) {
         for (protocol, name) in [(libc::IPPROTO_TCP as u8, "TCP"), (libc::IPPROTO_UDP as u8, "UDP")] {
             let tried = Netlink::open(NETLINK_SOCK_DIAG)
@@ -174,6 +172,9 @@ impl Worker {
             let mut addresses_changed = false;
             for netns in changed {
                 addresses_changed |= self.hear(netns);
+            }
+            if std::mem::take(&mut self.shared.state().questions_near) {
+                self.try_sock_diag();
             }
             self.answer_all();
             self.keep_up(addresses_changed);

@@ -215,8 +215,12 @@ pub struct Counts {
     pub lost_events: u64,
     /// The same by cause.
     pub lost: BTreeMap<String, u64>,
-    /// Drops that are in no total, since the count table was full.
+    /// Drops that are in no total, since the count table was full, or droptrace was at work on the same CPU already.
     pub uncounted: u64,
+    /// Calls of hooks that the kernel passed over, since the hook's program was at work on the same CPU already, by hook:
+    /// what they had told is missing.
+    #[serde(default)]
+    pub passed_over: BTreeMap<String, u64>,
     /// Clashes of conntrack entries that the kernel resolved without loss.
     pub clashes_resolved: u64,
     /// Hints of context hooks that no free consumed.

@@ -3,15 +3,17 @@
 
 use std::{
     any::Any,
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     error::Error,
-    fs, io, thread,
+    fs, io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    thread,
 };
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
     maps::{Array, MapError, MapType},
-    programs::{Program, ProgramError},
+    programs::{Program, ProgramError, ProgramFd},
 };
 use droptrace_common::{IpvsLayout, Layout, Scope};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
@@ -294,6 +296,24 @@ impl Loaded {
         self.attach_again(plan, &moved);
     }
 
+    /// How often the kernel passed a program over that was at work on the same CPU already, by hook. Kernels before
+    /// 5.12 do not say.
+    pub fn passed_over(&self) -> BTreeMap<&'static str, u64> {
+        let mut passed_over = BTreeMap::new();
+        for attached in &self.hooks {
+            let names = Method::ALL
+                .iter()
+                .flat_map(|method| programs_of(attached.hook, *method));
+            let misses: u64 = names
+                .filter_map(|(name, _)| self.ebpf.program(&name)?.fd().ok().and_then(misses))
+                .sum();
+            if misses > 0 {
+                passed_over.insert(attached.hook.name, misses);
+            }
+        }
+        passed_over
+    }
+
     fn failures(&self) -> impl Iterator<Item = (&Hook, &str)> {
         self.hooks
             .iter()
@@ -329,22 +349,29 @@ impl Loaded {
     fn attach_all(&mut self, hooks: &[&PlannedHook]) -> Vec<Attached> {
         let (ipvs, functions) = (self.ipvs, &self.functions);
         let mut programs: HashMap<&str, &mut Program> = self.ebpf.programs_mut().collect();
+        let mut own = |hook: &Hook| -> Programs<'_> {
+            Method::ALL
+                .iter()
+                .flat_map(|method| programs_of(hook, *method))
+                .filter_map(|(name, _)| Some((programs.remove(name.as_str())?, name)))
+                .map(|(program, name)| (name, program))
+                .collect()
+        };
         let mut attached: Vec<Option<Attached>> = hooks.iter().map(|_| None).collect();
-        for tracepoints in [false, true] {
-            thread::scope(|scope| {
-                for (planned, place) in hooks.iter().zip(&mut attached) {
-                    if matches!(planned.hook.target, Target::Tracepoint(_)) != tracepoints {
-                        continue;
-                    }
-                    let mut own: Programs<'_> = Method::ALL
-                        .iter()
-                        .flat_map(|method| programs_of(planned.hook, *method))
-                        .filter_map(|(name, _)| Some((programs.remove(name.as_str())?, name)))
-                        .map(|(program, name)| (name, program))
-                        .collect();
-                    scope.spawn(move || *place = Some(attach(planned, &mut own, functions, ipvs)));
+        let is_tracepoint = |planned: &PlannedHook| matches!(planned.hook.target, Target::Tracepoint(_));
+        thread::scope(|scope| {
+            for (planned, place) in hooks.iter().zip(&mut attached) {
+                if !is_tracepoint(planned) {
+                    let mut programs = own(planned.hook);
+                    scope.spawn(move || *place = Some(attach(planned, &mut programs, functions, ipvs)));
                 }
-            });
+            }
+        });
+        // In the order of the table, in which the kernel calls them.
+        for (planned, place) in hooks.iter().zip(&mut attached) {
+            if is_tracepoint(planned) {
+                *place = Some(attach(planned, &mut own(planned.hook), functions, ipvs));
+            }
         }
         attached.into_iter().flatten().collect()
     }
@@ -490,6 +517,14 @@ fn programs_of(hook: &Hook, method: Method) -> Vec<(String, &'static str)> {
         .iter()
         .map(|kind| (format!("{}_{kind}", hook.name), *kind))
         .collect()
+}
+
+/// What the kernel tells of a program beside its descriptor (`bpf_prog_show_fdinfo`, kernel/bpf/syscall.c, 5.12 - 7.3).
+fn misses(program: &ProgramFd) -> Option<u64> {
+    let path = format!("/proc/self/fdinfo/{}", program.as_fd().as_raw_fd());
+    status_value(&fs::read_to_string(path).ok()?, "recursion_misses:")?
+        .parse()
+        .ok()
 }
 
 fn scope_bytes(scope: Scope) -> [u8; size_of::<Scope>()] {

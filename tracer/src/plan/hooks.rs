@@ -153,6 +153,18 @@ pub const HOOKS: &[Hook] = &[
         ..ROW
     },
     Hook {
+        name: "kfree_skb_again",
+        doc: "packets that are freed while kfree_skb is at work on the same CPU: the kernel passes that program over then",
+        target: Target::Tracepoint("kfree_skb"),
+        needs: &["skb_head", "skb_data"],
+        serves: &[part(
+            "unknown",
+            "drops within the handling of another one, on the same CPU",
+        )],
+        price: "once for each packet dropped, for a look at whether the other program has seen it",
+        ..ROW
+    },
+    Hook {
         name: "tcp_conn_request",
         doc: "a SYN that a listener refuses: the kernel consumes it without a trace, so the counters ListenOverflows, ListenDrops and TCPReqQFullDrop are compared before and after",
         target: Target::Function(&["tcp_conn_request"], Phases::EntryAndExit),

@@ -118,22 +118,19 @@ impl<'a> Raw<'a> {
 
 /// BTF with these functions under these ids; nameless declarations hold the places of all other types.
 pub(super) fn functions_alone(functions: &BTreeMap<u32, &str>) -> Vec<u8> {
+    let words = |words: [u32; TYPE / 4]| words.map(u32::to_ne_bytes).concat();
     let last = functions.last_key_value().map_or(0, |(id, _)| *id);
-    let mut types: Vec<u32> = Vec::with_capacity(last as usize * TYPE / 4);
+    let mut types = words([0, FORWARD, 0]).repeat(last as usize);
     let mut strings = vec![0];
-    for id in 1..=last {
-        types.extend(match functions.get(&id) {
-            None => [0, FORWARD, 0],
-            Some(_) => [strings.len() as u32, FUNCTION, 0],
-        });
-        if let Some(name) = functions.get(&id) {
-            strings.extend(name.bytes().chain([0]));
-        }
+    for (id, name) in functions {
+        let place = (*id as usize - 1) * TYPE;
+        types[place..place + TYPE].copy_from_slice(&words([strings.len() as u32, FUNCTION, 0]));
+        strings.extend_from_slice(name.as_bytes());
+        strings.push(0);
     }
-    let length = (types.len() * 4) as u32;
+    let length = types.len() as u32;
     let header = [START, HEADER as u32, 0, length, length, strings.len() as u32];
-    let numbers = header.into_iter().chain(types);
-    numbers.flat_map(u32::to_ne_bytes).chain(strings).collect()
+    [header.map(u32::to_ne_bytes).concat(), types, strings].concat()
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {

@@ -142,6 +142,7 @@ pub(crate) fn counts() -> Counts {
         lost_events: 9,
         lost: BTreeMap::from([("accept-queue-full".into(), 9)]),
         uncounted: 0,
+        passed_over: BTreeMap::new(),
         clashes_resolved: 3,
         hints_orphaned: 0,
     }

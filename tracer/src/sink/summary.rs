@@ -117,7 +117,7 @@ fn loss(text: &mut String, summary: &Summary) {
     if counts.uncounted > 0 {
         let _ = writeln!(
             text,
-            "{} in no total, since the count table was full",
+            "{} in no total, since the count table was full or droptrace was at work on the same CPU already",
             words::count(counts.uncounted, "drop")
         );
     }

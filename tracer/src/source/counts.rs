@@ -136,7 +136,13 @@ impl Ledger {
     }
 
     /// The totals by cause.
-    pub fn counts(&mut self, totals: &Totals, time: String) -> Counts {
+    /// `passed_over` is what [`crate::plan::Loaded::passed_over`] tells.
+    pub fn counts(
+        &mut self,
+        totals: &Totals,
+        mut passed_over: BTreeMap<&'static str, u64>,
+        time: String,
+    ) -> Counts {
         let mut packets: BTreeMap<(&'static str, u32, Verdict), (u64, bool)> = BTreeMap::new();
         let mut counts = Counts {
             time,
@@ -190,7 +196,18 @@ impl Ledger {
             })
             .collect();
         let tally = |which: Tally| totals.tallies[which as usize];
-        counts.uncounted = tally(Tally::KeysLost);
+        // What the second program of the tracepoint took over from the first is not lost.
+        passed_over.remove("kfree_skb_again");
+        let frees = passed_over.remove("kfree_skb").unwrap_or(0);
+        let frees_lost = frees.saturating_sub(tally(Tally::FreesTakenOver));
+        if frees_lost > 0 {
+            passed_over.insert("kfree_skb", frees_lost);
+        }
+        counts.passed_over = passed_over
+            .into_iter()
+            .map(|(hook, calls)| (hook.to_owned(), calls))
+            .collect();
+        counts.uncounted = tally(Tally::KeysLost) + tally(Tally::BuffersTaken) + frees_lost;
         counts.hints_orphaned = tally(Tally::HintsLeft).saturating_sub(tally(Tally::HintsConsumed));
         counts
     }
