@@ -1,6 +1,11 @@
 //! Listening sockets: accept queue, SYN queue, and what else refuses a SYN.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io::{ErrorKind, Read},
+    net::{SocketAddr, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, ensure};
 use droptrace::diagnose::Drop as Labelled;
@@ -70,7 +75,7 @@ fn pair(t: &Test, family: IpFamily) -> Result<Pair> {
 }
 
 /// Connects until the accept queue holds one more than its limit.
-fn fill(pair: &Pair, limit: u64) -> Result<Vec<std::net::TcpStream>> {
+fn fill(pair: &Pair, limit: u64) -> Result<Vec<TcpStream>> {
     let mut connections = Vec::new();
     for _ in 0..=limit {
         connections.push(connect(&pair.client, None, pair.address)?);
@@ -102,6 +107,22 @@ fn refused(pair: &Pair, before: &Counters, so_far: u64, attempts: u64) -> Result
         now.since(before, "TcpExtListenDrops")
     );
     Ok(overflows)
+}
+
+/// Closes a listener with its waiting connections, the clients' ends last: a FIN that is under way when the listener goes
+/// would find no socket.
+fn close(listener: Socket, connections: Vec<TcpStream>) -> Result<()> {
+    drop(listener);
+    for mut connection in connections {
+        connection.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let read = connection.read(&mut [0]);
+        ensure!(
+            read.as_ref()
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionReset),
+            "a connection that waited for accept() was not reset: {read:?}"
+        );
+    }
+    Ok(())
 }
 
 /// Listens again on an address that a listener has just left: a process that another thread is
@@ -149,7 +170,7 @@ fn accept_queue_syn(t: &Test, family: IpFamily) -> Result<Outcome> {
             .remedy_says("Restart")?;
     }
 
-    drop((connections, listener));
+    close(listener, connections)?;
     let listener = listen_again(&pair)?;
     let connections = fill(&pair, 511)?;
     let third = refused(&pair, &before, second, 4)?;

@@ -30,8 +30,8 @@ use crate::{
     bpf,
     context::{self, Context, LostSyns, ScopeRequest},
     diagnose::{
-        self, Cause, Coverage, Facts, RawEvent, Record, ScopeText, Signature, Summary, SynUnanswered,
-        classify,
+        self, Cause, Coverage, Facts, RawEvent, Reconciled, Record, ScopeText, Signature, Summary,
+        SynUnanswered, classify,
     },
     plan::{
         self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
@@ -366,6 +366,22 @@ impl<'a> Run<'a> {
         self.tell_coverage()
     }
 
+    /// Compares the drops that were seen with the kernel's counters.
+    async fn reconcile(&mut self) -> Result<Vec<Reconciled>> {
+        let scope = &self.options.scope;
+        if scope.port.is_some() || scope.protocol.is_some() || !scope.addr.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Counters first: what is dropped meanwhile is then explained rather than missed.
+        let moved = self.context.counters_moved().await;
+        let tallied = self.ledger.tallied(&self.reader.read()?);
+        let mut reconciled = diagnose::reconcile(&moved, &tallied);
+        for each in &mut reconciled {
+            each.netns_name = self.context.netns_name(each.netns);
+        }
+        Ok(reconciled)
+    }
+
     fn counts(&mut self) -> Result<diagnose::Counts> {
         let totals = self.reader.read()?;
         let now = jiff::Timestamp::now().to_string();
@@ -432,6 +448,7 @@ impl<'a> Run<'a> {
             self.deliver(&labelled)?;
         }
         self.tell_problems()?;
+        let reconcile = self.reconcile().await?;
         let counts = self.counts()?;
         self.tell(&Record::Counts(counts.clone()), None)?;
         let summary = Summary {
@@ -444,6 +461,7 @@ impl<'a> Run<'a> {
                 .into_iter()
                 .filter(|open| would_be_seen(&self.options.scope, open))
                 .collect(),
+            reconcile,
         };
         if self.ended != Some("pipe") {
             let told = self.sink.record(&Record::Summary(summary), None);

@@ -11,6 +11,7 @@
 
 mod addresses;
 mod clock;
+mod counters;
 mod facts;
 mod ipvs;
 mod netlink;
@@ -38,6 +39,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, mpsc},
     thread::JoinHandle,
+    time::Duration,
 };
 
 pub use facts::PATIENCE;
@@ -45,9 +47,12 @@ pub use netns::{Netns, resolve, resolve_pid};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 pub use sets::{NoSets, Sets};
 pub use syns::LostSyns;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
-use crate::diagnose::{Facts, Need, RawEvent, SynUnanswered};
+use crate::diagnose::{Facts, Moved, Need, RawEvent, SynUnanswered};
+
+/// How long the counters of all namespaces are waited for.
+pub const COUNTERS: Duration = Duration::from_secs(1);
 
 /// What the user wants to see, as far as context must find it out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -256,6 +261,19 @@ impl Context {
                 retransmissions: count,
             })
             .collect()
+    }
+
+    /// How far the kernel's counters of each netns in scope moved since it was first seen, as of now. A netns that went
+    /// meanwhile is left out. Empty where nobody answers within [`COUNTERS`].
+    pub async fn counters_moved(&self) -> BTreeMap<u32, Moved> {
+        let (asker, answer) = oneshot::channel();
+        self.inner.shared.state().counters_wanted.push(asker);
+        // A full counter wakes as well.
+        let _ = self.inner.shared.wake().write(1);
+        match tokio::time::timeout(COUNTERS, answer).await {
+            Ok(Ok(moved)) => moved,
+            _ => BTreeMap::new(),
+        }
     }
 
     /// What context could not do, and its effect: subject → reason.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::sys::eventfd::EventFd;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::{
     addresses::Addresses,
@@ -20,6 +20,7 @@ use super::{
     netns::Discovery,
     questions::{Asked, Question, Questions, Reply},
 };
+use crate::diagnose::Moved;
 
 /// What is known of a netns at any moment.
 #[derive(Debug, Default)]
@@ -47,6 +48,8 @@ pub(super) type Unanswered = BTreeMap<(u32, Flow), (Option<String>, u64)>;
 pub(super) struct State {
     /// Questions about sockets are near, for which the thread in charge should get ready.
     pub(super) questions_near: bool,
+    /// Who waits for the counters of all namespaces.
+    pub(super) counters_wanted: Vec<oneshot::Sender<BTreeMap<u32, Moved>>>,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
     /// Asked by events, to be answered by the worker.
     pub(super) asked: Vec<Question>,

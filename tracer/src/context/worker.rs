@@ -20,6 +20,7 @@ use nix::sys::{
 
 use super::{
     addresses::{self, Addresses, Change},
+    counters,
     ipvs::{self, Ipvs},
     netlink::{Message, Netlink},
     netns::{self, Found},
@@ -29,7 +30,7 @@ use super::{
     state::{Flow, Namespace, Shared},
     syns, sysctls,
 };
-use crate::diagnose::{Listener, ReverseRoute};
+use crate::diagnose::{Listener, Moved, ReverseRoute};
 
 /// Token of the wake-up; every other token is an inode number of a netns.
 const WAKE: u64 = u64::MAX;
@@ -61,6 +62,8 @@ struct Watched {
     syn_retransmissions: Option<u64>,
     /// SYN retransmissions of each connecting socket that were counted.
     connecting: BTreeMap<u64, u8>,
+    /// Its counters when it was first seen.
+    counters: Moved,
 }
 
 /// Requests in one netns, opened when first needed.
@@ -175,6 +178,14 @@ impl Worker {
             }
             if std::mem::take(&mut self.shared.state().questions_near) {
                 self.try_sock_diag();
+            }
+            let wanted = std::mem::take(&mut self.shared.state().counters_wanted);
+            if !wanted.is_empty() {
+                let moved = self.counters_moved();
+                for asker in wanted {
+                    // Who no longer waits has ended.
+                    let _ = asker.send(moved.clone());
+                }
             }
             self.answer_all();
             self.keep_up(addresses_changed);
@@ -307,6 +318,7 @@ impl Worker {
                 route,
                 syn_retransmissions: None,
                 connecting: BTreeMap::new(),
+                counters: counters::read(),
             },
         );
         self.shared.state().namespaces.insert(
@@ -642,6 +654,23 @@ impl Worker {
             .get(&netns)
             .and_then(|known| known.addresses.device(index))
             .map_or_else(|| format!("device {index}"), |device| device.name.clone())
+    }
+
+    // Counters.
+
+    /// How far the counters of each netns in scope moved since it was first seen.
+    fn counters_moved(&self) -> BTreeMap<u32, Moved> {
+        let moved = self
+            .watched
+            .iter()
+            .filter(|(netns, _)| self.in_scope(**netns))
+            .filter_map(|(netns, watched)| {
+                self.visit(*netns).ok()?;
+                Some((*netns, counters::moved(&watched.counters, &counters::read())))
+            })
+            .collect();
+        self.go_home();
+        moved
     }
 
     // SYNs that stay unanswered.

@@ -7,6 +7,7 @@ mod catalogue;
 pub mod causes;
 mod event;
 mod facts;
+mod reconcile;
 mod record;
 mod topics;
 
@@ -18,6 +19,7 @@ pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
     AddressHolder, ConntrackUsage, Facts, IpvsDestination, IpvsService, Listener, Owner, ReverseRoute,
 };
+pub use reconcile::{Moved, Reconciled, Tallied, WITNESSES, Witness, counter_names, reconcile};
 pub use record::{
     CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Record, Remedy,
     ScopeText, Summary, SynUnanswered, Verdict,

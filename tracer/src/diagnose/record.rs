@@ -255,6 +255,10 @@ pub struct Summary {
     pub counts: Counts,
     /// Connection attempts of local sockets that stayed unanswered although no drop was seen here.
     pub syn_unanswered: Vec<SynUnanswered>,
+    /// What the kernel's counters say of the drops that were seen, in every netns in scope that is still there. Empty where
+    /// the scope leaves out drops by address, port or protocol: counters do not.
+    #[serde(default)]
+    pub reconcile: Vec<super::Reconciled>,
 }
 
 /// SYNs sent again by local sockets that no local drop explains.

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::diagnose::{
     CauseCount, Counts, Coverage, Direction, Drop, Evidence, Facts, FoundBy, Gap, HookState, Owner, RawEvent,
-    Record, Remedy, ScopeText, Split, Summary, SynUnanswered, Verdict, diagnose,
+    Reconciled, Record, Remedy, ScopeText, Split, Summary, SynUnanswered, Verdict, diagnose,
 };
 
 fn evidence(value: &serde_json::Value) -> Evidence {
@@ -153,6 +153,14 @@ pub(crate) fn summary() -> Summary {
         seconds: 30.25,
         ended: "duration".into(),
         counts: counts(),
+        reconcile: vec![Reconciled {
+            counter: "TcpExtListenDrops".to_owned(),
+            netns: 4_026_531_840,
+            netns_name: None,
+            delta: 12,
+            explained: 10,
+            unexplained: 2,
+        }],
         syn_unanswered: vec![SynUnanswered {
             netns: 4_026_532_000,
             netns_name: Some("web".into()),

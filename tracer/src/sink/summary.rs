@@ -81,6 +81,7 @@ pub(crate) fn text(
             let _ = writeln!(text, "  note: {note}");
         }
     }
+    witness(&mut text, summary, &netns);
     for open in &summary.syn_unanswered {
         let to = match (open.dst, open.dport) {
             (Some(dst), Some(dport)) => std::net::SocketAddr::new(dst, dport).to_string(),
@@ -96,6 +97,33 @@ pub(crate) fn text(
         );
     }
     text
+}
+
+/// What the kernel's own counters say.
+fn witness(text: &mut String, summary: &Summary, netns: &dyn Fn(u32) -> String) {
+    let moved = summary.reconcile.iter().filter(|row| row.delta > 0).count();
+    if moved > 0 && summary.reconcile.iter().all(|row| row.unexplained == 0) {
+        let counters = if moved == 1 {
+            "counter that drops add to moved"
+        } else {
+            "counters that drops add to moved"
+        };
+        let _ = writeln!(
+            text,
+            "the kernel agrees: {moved} {counters}, and drops above explain all of it"
+        );
+    }
+    for row in summary.reconcile.iter().filter(|row| row.unexplained > 0) {
+        let _ = writeln!(
+            text,
+            "{} of netns {} grew by {}, of which drops above explain {}: {} not seen",
+            row.counter,
+            row.netns_name.clone().unwrap_or_else(|| netns(row.netns)),
+            row.delta,
+            row.explained,
+            row.unexplained
+        );
+    }
 }
 
 fn loss(text: &mut String, summary: &Summary) {

@@ -14,7 +14,7 @@ use droptrace_common::{CountKey, CountValue, Site, Tally, bits};
 
 use super::take_map;
 use crate::{
-    diagnose::{Cause, CauseCount, Counts, Signature, Split, Verdict, classify},
+    diagnose::{Cause, CauseCount, Counts, Signature, Split, Tallied, Verdict, classify},
     plan::{Reasons, Symbols},
 };
 
@@ -133,6 +133,21 @@ impl Ledger {
         let known = (cause, (cause.verdict)(&signature));
         self.causes.insert(*key, known);
         known
+    }
+
+    /// The totals as far as counters of the kernel witness them.
+    pub fn tallied(&mut self, totals: &Totals) -> Vec<Tallied> {
+        totals
+            .keys
+            .iter()
+            .filter(|(key, _)| key.bits & bits::DIED_AS == 0)
+            .map(|(key, value)| Tallied {
+                cause: self.cause(key).0.slug,
+                netns: key.netns,
+                bits: key.bits,
+                packets: value.packets,
+            })
+            .collect()
     }
 
     /// The totals by cause.
