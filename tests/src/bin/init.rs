@@ -1,7 +1,8 @@
 //! The first program of a guest: mounts what Linux programs expect, runs one command, reports how it ended, powers off.
 //!
 //! Serial port 0 carries the command's streams; port 1, which is also `/run/droptrace/results`, carries lines of
-//! results, of which the last one is this program's `{"type":"exit","status":N}`; the kernel's console is on port 2.
+//! results, of which the first one is this program's `{"type":"start"}` and the last one its `{"type":"exit","status":N}`; the kernel's console is
+//! on port 2.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -89,7 +90,8 @@ fn guest() -> Result<i32> {
 
     let streams = serial("/dev/ttyS0", !interactive)?;
     // Kept open so that the port keeps its mode while the command opens and closes it.
-    let _results = serial("/dev/ttyS1", true)?;
+    let results = serial("/dev/ttyS1", true)?;
+    writeln!(&mut &results, "{{\"type\":\"start\"}}")?;
     bring_up_loopback();
     run(&command, &streams)
 }

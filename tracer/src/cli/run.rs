@@ -1,7 +1,7 @@
 //! A live run: plan, hooks, events, facts, labels, sink.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io,
     os::unix::process::ExitStatusExt as _,
     process::ExitCode,
@@ -46,6 +46,8 @@ const COUNTS_EVERY: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_secs(1);
 /// Events whose facts are being gathered at the same time; more stay in the ring.
 const PENDING_MAX: usize = 4096;
+/// Places without a name that are looked for; a kernel has few.
+const NAMELESS_MAX: usize = 64;
 /// Events taken from the ring at once.
 const BATCH: usize = 512;
 /// How long the drops of a command that ended may still come in.
@@ -97,6 +99,8 @@ struct Run<'a> {
     problems: BTreeMap<String, String>,
     /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
     symbols: Option<JoinHandle<Result<Symbols, PlanError>>>,
+    /// Places of frees that had no name when they were first seen.
+    nameless: HashSet<u64>,
     /// Why the sink takes no more, once it does not.
     ended: Option<&'static str>,
 }
@@ -151,6 +155,7 @@ impl<'a> Run<'a> {
             lost_syns: LostSyns::default(),
             problems: BTreeMap::new(),
             symbols: None,
+            nameless: HashSet::new(),
             ended: None,
         })
     }
@@ -202,16 +207,11 @@ impl<'a> Run<'a> {
                     command_over = Some(tokio::time::Instant::now() + AFTER_COMMAND);
                 }
                 found = found(&mut self.symbols) => self.name_by(found?)?,
-                () = modules.changed(), if self.symbols.is_none() => {
-                    let changed = self.loaded.module_changed(&mut self.plan)?;
-                    self.ledger.set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
-                    if changed {
-                        self.tell_coverage()?;
-                    }
-                }
+                () = modules.changed(), if self.symbols.is_none() => self.modules_changed()?,
                 Some(labelled) = self.pending.next(), if !self.pending.is_empty() => self.deliver(&labelled)?,
                 events = self.ring.read(BATCH), if self.symbols.is_none() && self.pending.len() < PENDING_MAX => {
                     for event in events.context("cannot read the ring buffer")? {
+                        self.learn_name(&event)?;
                         self.take(event);
                     }
                 }
@@ -251,6 +251,30 @@ impl<'a> Run<'a> {
             self.tell_coverage()?;
         }
         Ok(())
+    }
+
+    fn modules_changed(&mut self) -> Result<()> {
+        let changed = self.loaded.module_changed(&mut self.plan)?;
+        self.ledger
+            .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
+        if changed {
+            self.tell_coverage()?;
+        }
+        Ok(())
+    }
+
+    /// A place without a name belongs to a module that came a moment ago: looks for it, once for each place, since there
+    /// are others, such as compiled BPF programs.
+    fn learn_name(&mut self, event: &RawEvent) -> Result<()> {
+        let place = event.header.location;
+        if place == 0
+            || self.plan.symbols.name(place).is_some()
+            || self.nameless.len() >= NAMELESS_MAX
+            || !self.nameless.insert(place)
+        {
+            return Ok(());
+        }
+        self.modules_changed()
     }
 
     /// Starts to gather an event's facts, unless nobody wants to see it.
@@ -442,6 +466,7 @@ impl<'a> Run<'a> {
         }
         let last = tokio::time::Instant::now() + LAST_EVENTS;
         for event in self.ring.take(PENDING_MAX) {
+            self.learn_name(&event)?;
             self.take(event);
         }
         while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {

@@ -69,6 +69,9 @@ pub(crate) struct Outcome {
     pub(crate) warnings: Vec<String>,
 }
 
+/// The first line of the results: written by the program that runs first in the guest.
+const START: &str = r#"{"type":"start"}"#;
+
 /// The last line of the results: written by the program that runs first in the guest.
 #[derive(Deserialize)]
 struct Exit {
@@ -78,12 +81,33 @@ struct Exit {
 }
 
 impl Guest<'_> {
-    /// Boots the guest, waits for its command and returns how it ended.
+    /// Boots the guest, waits for its command and returns how it ended. Where the kernel crashes before it runs any program,
+    /// which emulated ones do once in a while, it is booted once more.
     ///
     /// # Errors
     /// When the emulator cannot be started, the kernel crashes, or the time limit passes; the error shows the end of
     /// the kernel's console.
-    pub(crate) fn run(self) -> Result<Outcome> {
+    pub(crate) fn run(&self) -> Result<Outcome> {
+        match self.boot()? {
+            Ok(outcome) => Ok(outcome),
+            Err(words) => {
+                step(&format!(
+                    "the kernel crashed before it ran a program; booting once more. Its last words:\n{words}"
+                ));
+                match self.boot()? {
+                    Ok(outcome) => Ok(outcome),
+                    Err(words) => {
+                        bail!(
+                            "the guest's kernel crashed twice before it ran a program; its last words:\n{words}"
+                        )
+                    }
+                }
+            }
+        }
+    }
+
+    /// Boots once. The inner error is the end of the console of a kernel that crashed before it ran a program.
+    fn boot(&self) -> Result<Result<Outcome, String>> {
         let work = tempfile::Builder::new()
             .prefix("droptrace-guest-")
             .tempdir()
@@ -115,16 +139,21 @@ impl Guest<'_> {
         let console = String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
         let results = String::from_utf8_lossy(&fs::read(&results).unwrap_or_default()).into_owned();
         let mut lines: Vec<String> = results.lines().map(str::to_owned).collect();
+        let started = lines.first().is_some_and(|line| line == START);
+        if started {
+            lines.remove(0);
+        }
         let exit = lines.last().and_then(|line| exit_status(line));
         match (status, exit) {
             (_, Some(status)) => {
                 lines.pop();
-                Ok(Outcome {
+                Ok(Ok(Outcome {
                     status,
                     results: lines,
                     warnings: kernel_warnings(&console),
-                })
+                }))
             }
+            (Some(status), None) if status.success() && !started => Ok(Err(tail(&console))),
             (None, None) => bail!(
                 "the guest did not end within {} s; its kernel's last words:\n{}",
                 limit.as_secs(),
@@ -190,7 +219,7 @@ impl Guest<'_> {
     /// The emulator's command line.
     ///
     /// Serial ports of the guest: 0 carries the command's streams, 1 the results, 2 the kernel's console.
-    fn emulator(self, initrd: &Path, results: &Path, console: &Path) -> Result<Command> {
+    fn emulator(&self, initrd: &Path, results: &Path, console: &Path) -> Result<Command> {
         let mut command = Command::new(
             shell::which(EMULATOR)
                 .with_context(|| format!("{EMULATOR} is missing: install the package qemu-system-x86"))?,
@@ -223,7 +252,8 @@ impl Guest<'_> {
         if !interactive {
             command.stdin(Stdio::null());
         }
-        if let Some(log) = self.log {
+        if let Some(log) = &self.log {
+            let log = log.try_clone()?;
             command.stderr(log.try_clone()?);
             command.stdout(log);
         }
