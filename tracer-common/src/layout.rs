@@ -195,6 +195,7 @@ layout! {
     arg_check_req_sk = Parameter("tcp_check_req", "sk");
     arg_check_req_skb = Parameter("tcp_check_req", "skb");
     arg_check_req_req = Parameter("tcp_check_req", "req");
+    arg_check_req_stolen = Parameter("tcp_check_req", "req_stolen");
     arg_validate_sk = Parameter("tcp_validate_incoming", "sk");
     arg_validate_skb = Parameter("tcp_validate_incoming", "skb");
     arg_martian_dev = Parameter("ip_handle_martian_source", "dev");

@@ -25,6 +25,7 @@ const STAMP: usize = 3;
 const EXPECTED: usize = 4;
 const SUBSTATE: usize = 5;
 const LENGTH: usize = 6;
+const STOLEN: usize = 7;
 
 /// Seconds since boot, as the kernel stamps `ts_recent`.
 #[inline(always)]
@@ -100,9 +101,11 @@ pub(crate) fn check_req_entry(ctx: &impl Entry) {
     call.net = net_of_sock(sk);
     call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
     call.values[STORED] = u64::from(member::<u32>(request, layout!(request_ts_recent)));
+    call.values[STOLEN] = ctx.argument(layout!(arg_check_req_stolen));
 }
 
-/// Its end: NULL means that the segment is used up or refused, and freed soon.
+/// Its end: NULL means that the segment is used up or refused, and freed soon; unless the request is stolen: then another
+/// CPU has made the connection, and the segment goes there (tcp_v4_rcv, net/ipv4/tcp_ipv4.c, 5.10 - 7.3).
 #[inline(always)]
 pub(crate) fn check_req_exit(ctx: &impl Exit) {
     let Some(call) = scratch::take(Function::CheckReq) else {
@@ -110,7 +113,8 @@ pub(crate) fn check_req_exit(ctx: &impl Exit) {
     };
     let skb = call.skb;
     call.skb = 0;
-    if ctx.returned(layout!(parameters_check_req)) != 0 || hint::waits(skb) {
+    let stolen: u8 = kernel::read(call.values[STOLEN]);
+    if ctx.returned(layout!(parameters_check_req)) != 0 || stolen != 0 || hint::waits(skb) {
         return;
     }
     let net = call.net;

@@ -273,7 +273,12 @@ pub const HOOKS: &[Hook] = &[
         name: "tcp_check_req",
         doc: "a segment that meets a pending request: refused by its timestamp, or a SYN sent again",
         target: Target::Function(&["tcp_check_req"], Phases::EntryAndExit),
-        needs: &["arg_check_req_skb", "arg_check_req_req", "request_ts_recent"],
+        needs: &[
+            "arg_check_req_skb",
+            "arg_check_req_req",
+            "arg_check_req_stolen",
+            "request_ts_recent",
+        ],
         serves: &[all("paws-request")],
         price: "once for each segment that meets a pending request",
         ..ROW
