@@ -1,6 +1,6 @@
 //! Frees that look like drops although nothing was lost.
 
-use std::net::SocketAddr;
+use std::{io::Write, net::SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
@@ -21,6 +21,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("benign-request-retransmit-v4", |t| retransmit(t, V4)),
     Scenario::new("benign-request-retransmit-v6", |t| retransmit(t, V6)),
     Scenario::new("benign-duplicate-data", duplicate),
+    Scenario::new("benign-segment-after-fin-v4", |t| after_fin(t, V4)),
+    Scenario::new("benign-segment-after-fin-v6", |t| after_fin(t, V6)),
     Scenario::new("benign-queue-purge", purge),
     Scenario::new("benign-unknown-ethertype", ethertype),
     Scenario::new("benign-other-host", other_host),
@@ -83,6 +85,26 @@ fn duplicate(t: &Test) -> Result<Outcome> {
     // 6.1 traces it when neither socket, device nor route tell the netns any more: it is counted under no netns there.
     let traced = if t.kernel() <= Kernel(6, 1) { 0 } else { SENT };
     let outcome = no_loss(t, &wire.netns, "duplicate-data", traced);
+    drop((accepted, listener));
+    outcome
+}
+
+/// Acknowledgements of a peer that has closed its sending side and still receives.
+fn after_fin(t: &Test, family: IpFamily) -> Result<Outcome> {
+    let wire = Wire::new(t, family)?;
+    let listener = listen(&wire.netns, wire.address(PORT), 16)?;
+    let mut client = Client::new(wire.peer(3000), wire.address(PORT), 1000, None);
+    client.connect(&wire.tun)?;
+    let mut accepted = accept(&listener)?;
+    client.send(&wire.tun, FIN | ACK, &[])?;
+    accepted.write_all(b"the answer")?;
+    client.take(&wire.tun, ACK | PSH)?;
+    for _ in 0..SENT {
+        client.send(&wire.tun, ACK, &[])?;
+    }
+    // The free is not traced on 5.10 (tcp_drop is inlined there and ends in __kfree_skb).
+    let traced = if t.kernel() < Kernel(5, 15) { 0 } else { SENT };
+    let outcome = no_loss(t, &wire.netns, "segment-after-fin", traced);
     drop((accepted, listener));
     outcome
 }

@@ -96,6 +96,22 @@ pub(super) static DUPLICATE_DATA: Cause = benign(
     |signature| signature.because(&["TCP_OLD_DATA", "TCP_OLD_SEQUENCE", "TCP_OFOMERGE"]),
 );
 
+pub(super) static SEGMENT_AFTER_FIN: Cause = benign(
+    "segment-after-fin",
+    "segment without new data, from a peer that has sent its FIN",
+    "A peer that closed its sending side goes on acknowledging what it receives. In CLOSE_WAIT, CLOSING and LAST_ACK \
+     the kernel processes such a segment, has nothing to queue, and frees it through the function for drops, without a \
+     reason (tcp_rcv_state_process, net/ipv4/tcp_input.c, 6.1 - 7.3; 5.10 frees it untraced). Data after a FIN, which no \
+     correct peer sends, ends at the same place.",
+    |signature| {
+        // 5.19 and later name every other reason to drop there.
+        signature.site == Site::Free
+            && signature.has(bits::TCP)
+            && signature.because(&["NOT_SPECIFIED"])
+            && signature.at(&["tcp_rcv_state_process"])
+    },
+);
+
 pub(super) static TCP_RESET_RECEIVED: Cause = benign(
     "tcp-reset-received",
     "RST that did its work, or had nothing to end",

@@ -71,6 +71,7 @@ pub(super) static ALL: &[&Cause] = &[
     &no_route::CAUSE,
     &netfilter_rule::CAUSE,
     &benign::DUPLICATE_DATA,
+    &benign::SEGMENT_AFTER_FIN,
     &benign::ICMP_HANDLED,
     &benign::TAP_OVERFLOW,
     &benign::OTHER_HOST,

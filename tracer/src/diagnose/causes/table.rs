@@ -55,6 +55,11 @@ const ROWS: &[Row] = &[
     (NEW, Site::Free, Some("TCP_RFC7323_PAWS"), Some("tcp_validate_incoming"), TCP, "paws-established"),
     (NEW, Site::Free, Some("TCP_RFC7323_PAWS"), Some("tcp_rcv_state_process"), TCP, "kernel-reason"),
     (&[V7_3], Site::Free, Some("TCP_RFC7323_PAWS_ACK"), Some("tcp_validate_incoming"), TCP, "paws-old-ack"),
+    // A peer's ACKs after its FIN; other reasons at that place are named.
+    (NEW, Site::Free, NOT, Some("tcp_rcv_state_process"), TCP, "segment-after-fin"),
+    (NEW, Site::Free, Some("TCP_OLD_ACK"), Some("tcp_rcv_state_process"), TCP, "kernel-reason"),
+    (NEW, Site::Free, NOT, Some("tcp_v4_do_rcv"), TCP, "unknown"),
+    (OLD, Site::Free, None, Some("tcp_rcv_state_process"), TCP, "unknown"),
     (ALL, Site::PawsTimewait, None, Some("tcp_v4_rcv"), TCP | SYN, "paws-timewait"),
     (&[V7_3], Site::PawsTimewait, Some("TCP_RFC7323_TW_PAWS"), Some("tcp_v4_rcv"), TCP | SYN, "paws-timewait"),
     (&[V7_3], Site::Free, Some("TCP_RFC7323_TW_PAWS"), Some("tcp_v6_rcv"), TCP | SYN, "paws-timewait"),

@@ -55,7 +55,7 @@ fn kernels(slug: &str) -> &'static [Kernel] {
         // Counted as PAWSEstab before.
         "paws-old-ack" => &[V7_3],
         // 5.10 has no reason to keep, and frees old segments untraced.
-        "kernel-reason" | "duplicate-data" => &[V6_1, V6_12, V7_3],
+        "kernel-reason" | "duplicate-data" | "segment-after-fin" => &[V6_1, V6_12, V7_3],
         _ => &Kernel::ALL,
     }
 }
