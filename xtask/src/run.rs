@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 
-use crate::build::{self, Build, Profile};
+use crate::build;
 use crate::shell;
 use crate::workspace::Workspace;
 
@@ -20,13 +20,7 @@ pub(crate) struct Arguments {
 
 /// Builds droptrace and becomes it.
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
-    let object = build::bpf_object(workspace)?;
-    let program = Build {
-        profile: Profile::Release,
-        fully_static: false,
-    }
-    .run(workspace, &["droptrace"], Some(&object))?
-    .join("droptrace");
+    let program = build::static_release(workspace)?;
     let error = shell::as_root(&program)?.args(&arguments.arguments).exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
 }

@@ -11,7 +11,7 @@ use crate::build;
 use crate::guest::{self, Guest, Kernel, Record, SERIES, Series, Tools};
 use crate::host;
 use crate::report::{Report, Stage};
-use crate::results::{self, Check, Status};
+use crate::results::{self, Check, Status, Tally};
 use crate::shell::{self, step};
 use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
@@ -66,8 +66,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
         report.stage("formatting", || formatting(workspace));
         report.stage("lints", || lints(workspace));
         report.stage("unit tests", || unit_tests(workspace));
-        report.stage("host run", || host_run(workspace));
         report.stage("release build", || release_build(workspace));
+        report.stage("host run", || vec![host::check()]);
     }
     if !arguments.no_guests {
         match prepare_guests(workspace) {
@@ -188,13 +188,6 @@ fn unit_tests(workspace: &Workspace) -> Vec<Check> {
     checks
 }
 
-fn host_run(workspace: &Workspace) -> Vec<Check> {
-    match build::guest_programs(workspace, true) {
-        Ok(folder) => vec![host::check(&folder.join("droptrace"))],
-        Err(error) => vec![Check::failed("build", format!("{error:#}"))],
-    }
-}
-
 /// Builds what users get, fully static.
 fn release_build(workspace: &Workspace) -> Vec<Check> {
     const NAME: &str = "a fully static droptrace";
@@ -246,32 +239,51 @@ fn guest_stages(
             vec![attach_time(workspace, tools, programs, &kernel)]
         });
     }
-    let stage = guest_stage(report, workspace, tools, programs, &kernel, scope);
     let record = series.record(workspace);
-    if stage.tally().failed == 0 {
-        let whole = scope.only.is_none();
-        if whole && record.passed.as_ref() != Some(&kernel.version) {
-            let passed = Some(kernel.version);
-            if let Err(error) = series.keep_record(workspace, &Record { passed }) {
-                step(&format!("cannot keep which kernel passed: {error:#}"));
-            }
+    let passed = newest_or_last_good(report, &record, &kernel.version, |report, version| {
+        let older;
+        let kernel = if version == kernel.version {
+            &kernel
+        } else {
+            older = series.cached(workspace, version)?;
+            &older
+        };
+        Some(guest_stage(report, workspace, tools, programs, kernel, scope).tally())
+    });
+    let whole = scope.only.is_none();
+    if passed && whole && record.passed.as_ref() != Some(&kernel.version) {
+        let passed = Some(kernel.version);
+        if let Err(error) = series.keep_record(workspace, &Record { passed }) {
+            step(&format!("cannot keep which kernel passed: {error:#}"));
         }
-        return;
     }
-    let Some(good) = record.passed.filter(|passed| *passed != kernel.version) else {
-        return;
+}
+
+/// Tests the newest package and says whether it passed. Where one fails that never passed, the last one that did is tested
+/// beside it: what fails there, too, is no matter of the new kernel.
+///
+/// `test` adds the stage of a version to the report; `None` says that the version is no longer there.
+fn newest_or_last_good(
+    report: &mut Report,
+    record: &Record,
+    newest: &str,
+    mut test: impl FnMut(&mut Report, &str) -> Option<Tally>,
+) -> bool {
+    if test(report, newest).is_some_and(|tally| tally.failed == 0) {
+        return true;
+    }
+    let Some(good) = record.passed.as_deref().filter(|good| *good != newest) else {
+        return false;
     };
-    let version = &kernel.version;
     report.note(format!(
-        "the kernel package {version} never passed before; the last one that did is {good}"
+        "the kernel package {newest} never passed before; the last one that did is {good}"
     ));
-    if let Some(kernel) = series.cached(workspace, &good) {
-        guest_stage(report, workspace, tools, programs, &kernel, scope);
-    } else {
+    if test(report, good).is_none() {
         report.note(format!(
             "{good} is no longer in the cache, so that it could not be tried again"
         ));
     }
+    false
 }
 
 fn guest_stage<'a>(
@@ -402,5 +414,79 @@ fn commit(workspace: &Workspace) -> String {
         (Ok(commit), Ok(changes)) if changes.is_empty() => commit.trim().to_owned(),
         (Ok(commit), _) => format!("{} with uncommitted changes", commit.trim()),
         (Err(_), _) => "unknown commit".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEW: &str = "7.4.1-1";
+    const GOOD: &str = "7.3.4-1";
+
+    /// Runs the decision with packages of which these pass and those are there; gives what was tested, and the report.
+    fn decide(passed_before: Option<&str>, passing: &[&str], there: &[&str]) -> (bool, Vec<String>, Report) {
+        let mut report = Report::default();
+        let record = Record {
+            passed: passed_before.map(str::to_owned),
+        };
+        let mut tested = Vec::new();
+        let passed = newest_or_last_good(&mut report, &record, NEW, |report, version| {
+            if !there.contains(&version) {
+                return None;
+            }
+            tested.push(version.to_owned());
+            report.stage(&format!("guest 7.x (package {version})"), || {
+                vec![if passing.contains(&version) {
+                    Check::passed("storm", "")
+                } else {
+                    Check::failed("storm", "totals differ")
+                }]
+            });
+            Some(report.last().tally())
+        });
+        (passed, tested, report)
+    }
+
+    #[test]
+    fn a_new_package_that_fails_is_reported_beside_the_last_good_one() {
+        let (passed, tested, report) = decide(Some(GOOD), &[GOOD], &[NEW, GOOD]);
+        assert!(!passed);
+        assert_eq!(tested, [NEW, GOOD]);
+        assert_eq!(report.total().to_string(), "1 passed, 1 failed, 0 skipped");
+        let page = report.markdown("abc");
+        for part in [
+            "| guest 7.x (package 7.4.1-1) | 0.0 | 0 | 1 | 0 |",
+            "| guest 7.x (package 7.3.4-1) | 0.0 | 1 | 0 | 0 |",
+            "the kernel package 7.4.1-1 never passed before; the last one that did is 7.3.4-1",
+        ] {
+            assert!(page.contains(part), "no `{part}` in {page}");
+        }
+    }
+
+    #[test]
+    fn the_last_good_package_is_tested_only_beside_a_new_one_that_fails() {
+        let (passed, tested, _) = decide(Some(GOOD), &[NEW, GOOD], &[NEW, GOOD]);
+        assert!(passed);
+        assert_eq!(tested, [NEW]);
+        // One that passed before and fails now: the fault is here.
+        let (passed, tested, _) = decide(Some(NEW), &[], &[NEW, GOOD]);
+        assert!(!passed);
+        assert_eq!(tested, [NEW]);
+        let (passed, tested, _) = decide(None, &[], &[NEW, GOOD]);
+        assert!(!passed);
+        assert_eq!(tested, [NEW]);
+    }
+
+    #[test]
+    fn a_last_good_package_that_is_gone_is_said() {
+        let (passed, tested, report) = decide(Some(GOOD), &[GOOD], &[NEW]);
+        assert!(!passed);
+        assert_eq!(tested, [NEW]);
+        assert!(
+            report
+                .markdown("abc")
+                .contains("7.3.4-1 is no longer in the cache")
+        );
     }
 }
