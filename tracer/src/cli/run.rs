@@ -46,6 +46,8 @@ const COUNTS_EVERY: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_secs(1);
 /// Events whose facts are being gathered at the same time; more stay in the ring.
 const PENDING_MAX: usize = 4096;
+/// Exit status where the run ended before its command, as `timeout` gives it.
+const NOT_ENDED: u8 = 124;
 /// Places without a name that are looked for; a kernel has few.
 const NAMELESS_MAX: usize = 64;
 /// Events taken from the ring at once.
@@ -235,6 +237,17 @@ impl<'a> Run<'a> {
             }
         };
         self.finish(ended).await?;
+        if let Some(mut child) = child {
+            // A Ctrl-C of the terminal ended both.
+            status = child.try_wait().context("cannot wait for the command")?;
+            if status.is_none() {
+                let pid = child
+                    .id()
+                    .map_or_else(String::new, |pid| format!(", process {pid}"));
+                eprintln!("droptrace: the command{pid}, has not ended; it is left running");
+                return Ok(ExitCode::from(NOT_ENDED));
+            }
+        }
         Ok(match status {
             Some(status) => exit_code(status),
             None => ExitCode::SUCCESS,
@@ -591,6 +604,7 @@ mod tests {
             netns: 1,
             netns_name: None,
             interface: None,
+            held_by: None,
             dst: "192.0.2.1".parse().ok(),
             dport: Some(80),
             retransmissions: 1,

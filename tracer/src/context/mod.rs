@@ -256,6 +256,7 @@ impl Context {
                 netns,
                 netns_name: state.namespaces.get(&netns).and_then(|known| known.name.clone()),
                 interface: interface.map(str::to_owned),
+                held_by: holder(&state, netns, dst),
                 dst: Some(dst),
                 dport: Some(dport),
                 retransmissions: count,
@@ -290,6 +291,16 @@ impl Drop for Inner {
             let _ = thread.join();
         }
     }
+}
+
+/// The netns that has this address: the one that asks, else any other.
+fn holder(state: &state::State, netns: u32, address: IpAddr) -> Option<u32> {
+    let holds = |known: &state::Namespace| known.addresses.holder(address).is_some();
+    if state.namespaces.get(&netns).is_some_and(holds) || address.is_loopback() {
+        return Some(netns);
+    }
+    let mut others = state.namespaces.iter().filter(|(_, known)| holds(known));
+    others.next().map(|(inode, _)| *inode)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, ContextError> {

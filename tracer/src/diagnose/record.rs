@@ -270,6 +270,9 @@ pub struct SynUnanswered {
     pub netns_name: Option<String>,
     /// Interface by which the route leaves.
     pub interface: Option<String>,
+    /// Inode of a netns of this host that has the destination address; null: none that is known.
+    #[serde(default)]
+    pub held_by: Option<u32>,
     /// Destination address.
     pub dst: Option<IpAddr>,
     /// Destination port.

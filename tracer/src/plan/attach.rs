@@ -438,8 +438,13 @@ fn attach_at(
             let program = programs
                 .get_mut(name)
                 .ok_or_else(|| format!("the BPF object has no program {name}"))?;
-            let link = attach_program(program, place, functions)
-                .map_err(|error| format!("{kind}: {}", in_words(&error)))?;
+            let link = attach_program(program, place, functions).map_err(|error| {
+                if *method == Method::Trampoline && is_refused(&error) {
+                    REFUSED.to_owned()
+                } else {
+                    format!("{kind}: {}", in_words(&error))
+                }
+            })?;
             links.push(link);
             Ok(())
         });
@@ -453,7 +458,18 @@ fn attach_at(
             Err(reason) => reasons.push(reason),
         }
     }
-    Err(reasons.join("; "))
+    if !place.methods.contains(&Method::Probe) && reasons.iter().any(|reason| reason == REFUSED) {
+        reasons.push("it has no kprobes to use instead (CONFIG_KPROBE_EVENTS)".to_owned());
+    }
+    Err(reasons.join(", and "))
+}
+
+/// A kernel that has BPF, but not for this.
+const REFUSED: &str = "this kernel refuses tracing programs (fentry and fexit)";
+
+/// Whether the kernel takes no such program at all, whoever loads it.
+fn is_refused(error: &ProgramError) -> bool {
+    matches!(error, ProgramError::LoadError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM))
 }
 
 fn attach_program(program: &mut Program, place: &Place, functions: &Btf) -> Result<Link, ProgramError> {

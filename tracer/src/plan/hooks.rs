@@ -372,7 +372,7 @@ pub const HOOKS: &[Hook] = &[
         doc: "a packet whose IPv4 neighbour did not answer",
         target: Target::Function(&["arp_error_report"], Phases::Entry),
         needs: &["arg_arp_error_neigh", "arg_arp_error_skb"],
-        serves: &[part("neigh-failed", "IPv4")],
+        serves: &[part("neigh-failed", "neighbour, IPv4")],
         price: "once for each packet whose neighbour did not answer",
         ..ROW
     },
@@ -381,7 +381,7 @@ pub const HOOKS: &[Hook] = &[
         doc: "a packet whose IPv6 neighbour did not answer: freed without a reason on all kernels",
         target: Target::Function(&["ndisc_error_report"], Phases::Entry),
         needs: &["arg_arp_error_neigh", "arg_arp_error_skb"],
-        serves: &[part("neigh-failed", "IPv6")],
+        serves: &[part("neigh-failed", "neighbour, IPv6")],
         price: "once for each packet whose neighbour did not answer",
         ..ROW
     },

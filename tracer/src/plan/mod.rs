@@ -442,7 +442,7 @@ impl Plan {
     /// Where a function is that BTF describes; whether it can be attached there the kernel says.
     fn place_by_types(&self, hook: &Hook, name: &str) -> Option<Place> {
         let (module, methods) = if self.types.has_function(name) {
-            (None, self.methods(true))
+            (None, self.methods(hook.module.is_none()))
         } else {
             let module = hook.module?;
             self.module_functions.get(module)?.get(name)?;
@@ -479,9 +479,14 @@ impl Plan {
             [function] => function,
             several => return Err(format!("this kernel has {} functions {name}", several.len())),
         };
-        // aya attaches trampolines to functions of the kernel proper only.
-        let methods =
-            self.methods(function.module.is_none() && function.name == name && self.types.has_function(name));
+        // aya attaches trampolines to functions of the kernel proper only, hence hooks of what is a module elsewhere have
+        // probes alone.
+        let methods = self.methods(
+            hook.module.is_none()
+                && function.module.is_none()
+                && function.name == name
+                && self.types.has_function(name),
+        );
         if methods.is_empty() {
             return Err(format!(
                 "this kernel has no kprobes (CONFIG_KPROBE_EVENTS), and {} is out of reach of fentry",

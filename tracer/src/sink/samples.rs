@@ -165,6 +165,7 @@ pub(crate) fn summary() -> Summary {
             netns: 4_026_532_000,
             netns_name: Some("web".into()),
             interface: Some("eth0".into()),
+            held_by: None,
             dst: Some("192.0.2.9".parse().unwrap()),
             dport: Some(443),
             retransmissions: 3,

@@ -74,8 +74,8 @@ pub(crate) fn text(
     loss(&mut text, summary);
     if let Some(coverage) = coverage {
         let _ = writeln!(text, "{}", words::coverage(coverage));
-        for gap in coverage.gaps.iter().filter(|gap| gap.field.is_none()) {
-            let _ = writeln!(text, "  not seen: {}: {}", gap.cause, gap.reason);
+        for line in words::gaps_in_short(coverage) {
+            let _ = writeln!(text, "  {line}");
         }
         for note in &coverage.notes {
             let _ = writeln!(text, "  note: {note}");
@@ -90,10 +90,19 @@ pub(crate) fn text(
         };
         let _ = writeln!(
             text,
-            "{} again from netns {} to {to}: sent by {}, unanswered: look beyond this host",
+            "{} again from netns {} to {to}: sent by {}, unanswered: {}",
             words::count(open.retransmissions, "SYN"),
             open.netns_name.clone().unwrap_or_else(|| netns(open.netns)),
             open.interface.as_deref().unwrap_or("an interface not known"),
+            match open.held_by {
+                Some(held_by) if held_by == open.netns =>
+                    "its netns has that address itself, so they were lost here, unseen".to_owned(),
+                Some(held_by) => format!(
+                    "netns {} of this host has that address: look there, and at what is not seen",
+                    netns(held_by)
+                ),
+                None => "look beyond this host".to_owned(),
+            }
         );
     }
     text

@@ -9,7 +9,7 @@ use std::{
 use anstyle::{AnsiColor, Style};
 
 use super::{Origin, Sink, summary, words};
-use crate::diagnose::{Coverage, Drop, Record, Verdict};
+use crate::diagnose::{Coverage, Drop, Gap, Record, Verdict};
 
 /// Colours, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,19 +108,13 @@ impl<W: Write> Text<W> {
         } else {
             writeln!(text, "coverage changed: {}", words::coverage(coverage))
         };
-        for gap in &coverage.gaps {
-            if !self.gaps_told.insert((gap.cause.clone(), gap.field.clone())) {
-                continue;
-            }
-            let what = match &gap.field {
-                Some(field) => format!("{} without {field}", gap.cause),
-                None => format!("{} is not seen", gap.cause),
-            };
-            let _ = writeln!(
-                text,
-                "{}",
-                self.paint.paint(FAINT, &format!("  gap: {what}: {}", gap.reason))
-            );
+        let new: Vec<&Gap> = coverage
+            .gaps
+            .iter()
+            .filter(|gap| self.gaps_told.insert((gap.cause.clone(), gap.field.clone())))
+            .collect();
+        for line in words::gaps(new) {
+            let _ = writeln!(text, "{}", self.paint.paint(FAINT, &format!("  {line}")));
         }
         for note in &coverage.notes {
             if self.notes_told.insert(note.clone()) {
@@ -271,7 +265,7 @@ mod tests {
     fn a_gap_is_told_once() {
         let coverage = Record::Coverage(samples::coverage());
         let text = render(&[coverage.clone(), coverage], Paint::Plain);
-        assert_eq!(text.matches("gap: conntrack-table-full").count(), 1);
+        assert_eq!(text.matches("not seen: conntrack-table-full: ").count(), 1);
         assert!(text.contains("coverage changed"));
     }
 }

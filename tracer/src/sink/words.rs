@@ -1,10 +1,14 @@
 //! How the parts of a record read in text, alike in every sink.
 
-use std::{borrow::Cow, fmt::Write as _};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use serde_json::Value;
 
-use crate::diagnose::{Coverage, Direction, Drop, Evidence, HookState, Owner};
+use crate::diagnose::{Coverage, Direction, Drop, Evidence, Gap, HookState, Owner};
 
 /// Without control characters: names of processes and namespaces are chosen by others, and must not move the cursor.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
@@ -116,6 +120,60 @@ pub(crate) fn coverage(coverage: &Coverage) -> String {
     format!("coverage {attached}/{wanted} hooks, {gaps}")
 }
 
+/// What is not seen, a line for each reason.
+pub(crate) fn gaps<'a>(gaps: impl IntoIterator<Item = &'a Gap>) -> Vec<String> {
+    let mut by_reason: BTreeMap<&str, BTreeMap<&str, Vec<&str>>> = BTreeMap::new();
+    for gap in gaps {
+        // Several hooks may fail for one reason.
+        let reason = match gap
+            .reason
+            .strip_prefix("hook ")
+            .and_then(|rest| rest.split_once(": "))
+        {
+            Some((_, reason)) => reason,
+            None => &gap.reason,
+        };
+        let parts = by_reason
+            .entry(reason)
+            .or_default()
+            .entry(&gap.cause)
+            .or_default();
+        parts.extend(gap.field.as_deref());
+    }
+    by_reason
+        .into_iter()
+        .map(|(reason, causes)| {
+            let causes: Vec<String> = causes
+                .into_iter()
+                .map(|(cause, parts)| {
+                    if parts.is_empty() {
+                        cause.to_owned()
+                    } else {
+                        format!("{cause} (in part: {})", parts.join("; "))
+                    }
+                })
+                .collect();
+            format!("not seen: {}: {reason}", causes.join(", "))
+        })
+        .collect()
+}
+
+/// The same in short: which causes are not seen, and which not wholly.
+pub(crate) fn gaps_in_short(coverage: &Coverage) -> Vec<String> {
+    let names = |whole: bool| -> BTreeSet<&str> {
+        let gaps = coverage.gaps.iter().filter(|gap| gap.field.is_none() == whole);
+        gaps.map(|gap| gap.cause.as_str()).collect()
+    };
+    let line = |what: &str, names: BTreeSet<&str>| {
+        let names: Vec<&str> = names.into_iter().collect();
+        (!names.is_empty()).then(|| format!("{what}: {} (`droptrace doctor` says why)", names.join(", ")))
+    };
+    [line("not seen", names(true)), line("seen in part", names(false))]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
 /// Hooks that are attached, and those that should be: one that waits for its module, or is not needed, misses nothing.
 fn hooks(coverage: &Coverage) -> (usize, usize) {
     let attached = coverage.hooks.iter().filter(|hook| is_attached(hook)).count();
@@ -179,6 +237,28 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn gaps_of_one_reason_are_one_line() {
+        let gap = |cause: &str, field: Option<&str>, reason: &str| Gap {
+            cause: cause.to_owned(),
+            field: field.map(str::to_owned),
+            reason: reason.to_owned(),
+        };
+        let all = [
+            gap("b", None, "hook x: refused"),
+            gap("a", Some("IPv4"), "hook y: refused"),
+            gap("a", Some("IPv6"), "hook z: refused"),
+            gap("c", None, "no BTF"),
+        ];
+        assert_eq!(
+            gaps(&all),
+            [
+                "not seen: c: no BTF",
+                "not seen: a (in part: IPv4; IPv6), b: refused"
+            ]
+        );
+    }
 
     #[test]
     fn values_read_as_words() {
