@@ -25,8 +25,14 @@ pub(super) enum Seen {
 }
 
 impl Seen {
-    pub(super) const fn words(self) -> &'static str {
+    /// `tried`: attaching was, hence this is known.
+    pub(super) const fn words(self, tried: bool) -> &'static str {
         match self {
+            Self::Full if !tried => "would be seen",
+            Self::WithModule if !tried => {
+                "would be seen once its module is loaded; until then it cannot occur"
+            }
+            Self::Partly if !tried => "would be seen in part",
             Self::Full => "seen",
             Self::WithModule => "seen once its module is loaded; until then it cannot occur",
             Self::Partly => "seen in part",

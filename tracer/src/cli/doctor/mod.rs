@@ -120,7 +120,12 @@ fn text(report: &Report, has_reasons: bool, paint: Paint) -> String {
     }
     let _ = writeln!(text, "\n{}", paint.heading("Causes"));
     for cause in &report.causes {
-        let _ = writeln!(text, "  {:<26} {}", cause.cause, cause.seen.words());
+        let _ = writeln!(
+            text,
+            "  {:<26} {}",
+            cause.cause,
+            cause.seen.words(report.attach_not_tried.is_none())
+        );
         for gap in &cause.gaps {
             let _ = writeln!(text, "      {}", paint.faint(gap));
         }
@@ -142,18 +147,22 @@ fn text(report: &Report, has_reasons: bool, paint: Paint) -> String {
             let _ = writeln!(text, "  {problem}");
         }
     }
-    let missing = report
-        .causes
-        .iter()
-        .filter(|cause| matches!(cause.seen, Seen::No | Seen::Partly))
-        .count();
-    let _ = writeln!(
-        text,
-        "\n{} of {} causes are seen in full; {}",
-        report.causes.len() - missing,
-        report.causes.len(),
-        words::count(report.advice.len() as u64, "finding")
-    );
+    let seen = if report.attach_not_tried.is_some() {
+        "attaching was not tried: the hooks could be attached as far as their symbols tell, so no cause is counted as seen"
+            .to_owned()
+    } else {
+        let full = report
+            .causes
+            .iter()
+            .filter(|cause| matches!(cause.seen, Seen::Full | Seen::WithModule));
+        format!(
+            "{} of {} causes are seen in full",
+            full.count(),
+            report.causes.len()
+        )
+    };
+    let findings = words::count(report.advice.len() as u64, "finding");
+    let _ = writeln!(text, "\n{seen}; {findings}");
     text
 }
 
