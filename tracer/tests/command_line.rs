@@ -147,6 +147,56 @@ fn text_goes_without_escape_sequences_into_a_pipe() {
 }
 
 #[test]
+fn totals_are_those_of_the_whole_capture_whatever_the_filter() {
+    let (_folder, path) = capture();
+    let path = path.to_str().unwrap();
+    for filter in [["--cause", "no-socket"], ["--port", "81"]] {
+        let output = droptrace(&[&["show", path], &filter[..]].concat());
+        let text = String::from_utf8(output.stdout).unwrap();
+        let named = format!("{} {}", filter[0].trim_start_matches('-'), filter[1]);
+        assert!(text.starts_with(&format!("only drops of: {named}\n")), "{text}");
+        assert!(text.contains("2  accept-queue-full"), "{text}");
+        assert_eq!(text.matches("the whole capture").count(), 1, "{text}");
+        let output = droptrace(&[&["show", path, "--json"], &filter[..]].concat());
+        let text = String::from_utf8(output.stdout).unwrap();
+        let last: Record = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        let told: Record = serde_json::from_str(lines().last().unwrap()).unwrap();
+        assert_eq!(last, told, "{filter:?}");
+    }
+}
+
+#[test]
+fn a_netns_that_no_record_bears_is_refused() {
+    let (_folder, path) = capture();
+    let path = path.to_str().unwrap();
+    refuses(&["show", path, "--netns", "nope"], 2, "name one that it has: web");
+    refuses(&["show", path, "--netns", "7"], 2, "no record of netns 7");
+    // The name of a drop that is not shown stands in the table all the same.
+    let output = droptrace(&["show", path, "--netns", "4026532000", "--cause", "no-socket"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("dropped       web\n"), "{text}");
+}
+
+#[test]
+fn a_capture_comes_by_standard_input_too() {
+    let (_folder, path) = capture();
+    for (netns, status) in [("web", 0), ("nope", 2)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_droptrace"))
+            .args(["show", "-", "--json", "--netns", netns])
+            .stdin(fs::File::open(&path).unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(status), "{netns}");
+        let drops = String::from_utf8(output.stdout)
+            .unwrap()
+            .matches(r#""type":"drop""#)
+            .count();
+        assert_eq!(drops, if status == 0 { 2 } else { 0 });
+    }
+    refuses(&["show", "-"], 1, "standard input: the file is empty");
+}
+
+#[test]
 fn bad_files_are_refused() {
     let (folder, path) = capture();
     let file = |name: &str, bytes: &[u8]| {
@@ -164,6 +214,11 @@ fn bad_files_are_refused() {
         "not a pcapng file",
     );
     refuses(&["show", &file("header", &whole[..64])], 1, "next: ");
+    refuses(
+        &["show", &file("start", &whole[..9])],
+        1,
+        "nothing of it can be shown",
+    );
     let mut later = whole.clone();
     let magic = b"droptrc\x1a";
     let at = later.windows(8).position(|window| window == magic).unwrap();

@@ -64,7 +64,9 @@ frame.comment). `droptrace show` reads all of it.")]
 Examples:
   droptrace show drops.pcapng
   droptrace show drops.pcapng --cause no-socket --port 443
-  droptrace show drops.pcapng --json | jq 'select(.type == \"drop\") | .src'")]
+  droptrace show drops.pcapng --json | jq 'select(.type == \"drop\") | .src'
+
+Filters choose which drops are printed; totals are always those of the whole capture.")]
     Show(ShowArgs),
     /// Tell what this kernel offers, and what on this host makes drops likely
     #[command(after_help = "\
@@ -136,7 +138,7 @@ pub(super) struct CaptureArgs {
 /// `droptrace show`.
 #[derive(Args, Debug)]
 pub(super) struct ShowArgs {
-    /// Capture file
+    /// Capture file; `-` is standard input
     #[arg(value_name = "FILE")]
     pub(super) file: PathBuf,
     /// JSON lines, as `live --json` gave them

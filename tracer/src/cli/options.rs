@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::{IsTerminal, Write, stderr, stdout},
+    io::{ErrorKind, IsTerminal, Write, stderr, stdout},
     net::IpAddr,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -192,11 +192,15 @@ fn recorded_netns(netns: &str) -> Result<String, Problem> {
     }
     std::fs::metadata(netns)
         .map(|metadata| metadata.ino().to_string())
-        .map_err(|error| {
-            Problem::usage(
+        .map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Problem::usage(
                 format!("no network namespace at {netns}: {error}"),
                 "give the name or inode number that the capture shows",
-            )
+            ),
+            _ => Problem::usage(
+                format!("cannot look at the network namespace {netns}: {error}"),
+                "as root, or give the name or inode number that the capture shows",
+            ),
         })
 }
 

@@ -1,6 +1,7 @@
 //! `droptrace show`: the records of a capture file.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     io::{BufWriter, IsTerminal, Write, stdout},
     path::Path,
     process::ExitCode,
@@ -9,78 +10,114 @@ use std::{
 
 use anyhow::Context;
 
-use super::{args::ShowArgs, complain, problem};
+use super::{
+    args::ShowArgs,
+    complain,
+    problem::{self, Problem},
+};
 use crate::{
     diagnose::Record,
-    sink::{Json, Paint, Selection, Sink, Text},
+    sink::{Json, Paint, Selection, Sink, Text, learn_netns, words},
     source::file::{self, FileError},
 };
 
+/// What failed where an answer could not be written.
+const WRITING: &str = "cannot write what was read";
+
 pub(super) fn run(args: &ShowArgs) -> anyhow::Result<ExitCode> {
-    let selection = args.scope.selection(args.benign)?;
+    let mut selection = args.scope.selection(args.benign)?;
+    let filters = selection.words();
+    find_netns(args, &mut selection)?;
     let paint = Paint::for_terminal(stdout().is_terminal());
     let out = BufWriter::new(stdout());
     if args.json {
-        show(args, &selection, Json::new(out))
+        show(args, &selection, &filters, Json::new(out))
     } else {
-        show(args, &selection, Text::new(out, paint))
+        show(args, &selection, &filters, Text::new(out, paint))
     }
 }
 
 /// What was shown of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Shown {
+    records: u64,
     drops: u64,
     wanted: u64,
     summary: bool,
 }
 
-fn show(args: &ShowArgs, selection: &Selection, mut sink: impl Sink) -> anyhow::Result<ExitCode> {
+fn show(
+    args: &ShowArgs,
+    selection: &Selection,
+    filters: &str,
+    mut sink: impl Sink,
+) -> anyhow::Result<ExitCode> {
     let path = &args.file;
-    let records = match file::open(path) {
-        Ok(records) => records,
-        Err(error) => return Ok(refuse(path, &error)),
-    };
     let mut shown = Shown::default();
     let mut wish = Wish {
         selection,
         duration: args.scope.duration,
         first_ktime_ns: None,
     };
+    let records = match file::open(path) {
+        Ok(records) => records,
+        Err(error) => return Ok(refuse(path, &error, &shown)),
+    };
+    let mut bears = Bears::default();
     let mut failed = None;
     for entry in records {
-        match entry {
-            Ok(entry) => {
-                if pass(&entry.record, &mut wish, &mut shown) {
-                    sink.record(&selection.narrow(entry.record), None)
-                        .context("writing what was read")?;
-                }
+        let record = match entry {
+            Ok(entry) => entry.record,
+            Err(error) => {
+                failed = Some(error);
+                continue;
             }
-            Err(error) => failed = Some(error),
+        };
+        if shown.records == 0 && !args.json {
+            head(filters, args.scope.duration)?;
+        }
+        bears.learn(&record);
+        if pass(&record, &mut wish, &mut shown) {
+            sink.record(&record, None).context(WRITING)?;
+        } else {
+            sink.hidden(&record);
         }
     }
-    sink.finish().context("writing what was read")?;
+    sink.finish().context(WRITING)?;
     if !args.json && shown.wanted < shown.drops {
         writeln!(
             stdout(),
             "{} of {} drops shown; totals are those of the whole capture",
             shown.wanted,
             shown.drops
-        )?;
+        )
+        .context(WRITING)?;
     }
     if let Some(error) = failed {
-        return Ok(refuse(path, &error));
+        return Ok(refuse(path, &error, &shown));
     }
+    bears.check(args)?;
     if !shown.summary {
         complain(
             "note",
             &format!(
                 "{} has no summary: its capture was killed, or still runs; all that it holds was shown",
-                path.display()
+                name(path)
             ),
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Names the filters, before anything is shown.
+fn head(filters: &str, duration: Option<Duration>) -> anyhow::Result<()> {
+    let mut filters = vec![filters.to_owned()];
+    filters.extend(duration.map(|duration| format!("first {}", humantime::format_duration(duration))));
+    filters.retain(|filter| !filter.is_empty());
+    if !filters.is_empty() {
+        writeln!(stdout(), "only drops of: {}", filters.join(", ")).context(WRITING)?;
+    }
+    Ok(())
 }
 
 /// Which drops to show.
@@ -99,6 +136,7 @@ impl Wish<'_> {
 }
 
 fn pass(record: &Record, wish: &mut Wish<'_>, shown: &mut Shown) -> bool {
+    shown.records += 1;
     match record {
         Record::Drop(drop) => {
             let wanted = wish.wants(drop);
@@ -114,10 +152,103 @@ fn pass(record: &Record, wish: &mut Wish<'_>, shown: &mut Shown) -> bool {
     }
 }
 
-fn refuse(path: &Path, error: &FileError) -> ExitCode {
-    complain(
-        "error",
-        &format!("{}: {error}; next: {}", path.display(), error.next_step()),
-    );
+/// The namespaces that records bear.
+#[derive(Debug, Default)]
+struct Bears {
+    names: BTreeMap<u32, String>,
+    inodes: BTreeSet<u32>,
+}
+
+impl Bears {
+    fn learn(&mut self, record: &Record) {
+        learn_netns(&mut self.names, record);
+        self.inodes.extend(self.names.keys());
+        match record {
+            Record::Coverage(coverage) => self.inodes.extend(&coverage.scope.netns),
+            Record::Drop(drop) => self.inodes.extend(drop.netns),
+            Record::Counts(counts) => self.inodes.extend(counts.causes.iter().map(|total| total.netns)),
+            Record::Summary(summary) => {
+                self.inodes
+                    .extend(summary.counts.causes.iter().map(|total| total.netns));
+                self.inodes.extend(summary.reconcile.iter().map(|row| row.netns));
+                self.inodes
+                    .extend(summary.syn_unanswered.iter().map(|open| open.netns));
+            }
+        }
+        // 0: the kernel did not say.
+        self.inodes.remove(&0);
+    }
+
+    /// Inodes of what the user named.
+    fn inodes_of<'a>(&'a self, asked: &'a str) -> impl Iterator<Item = u32> + 'a {
+        self.inodes.iter().copied().filter(move |inode| {
+            inode.to_string() == asked || self.names.get(inode).is_some_and(|name| name == asked)
+        })
+    }
+
+    /// A name or number that no record bears is a mistake.
+    fn check(&self, args: &ShowArgs) -> Result<(), Problem> {
+        let Some(wrong) = asked_netns(args).find(|asked| self.inodes_of(asked).next().is_none()) else {
+            return Ok(());
+        };
+        let known: Vec<_> = self
+            .inodes
+            .iter()
+            .filter_map(|inode| words::netns(Some(*inode), self.names.get(inode).map(String::as_str)))
+            .collect();
+        Err(Problem::usage(
+            format!("{} has no record of netns {wrong}", name(&args.file)),
+            if known.is_empty() {
+                "leave --netns out: no record tells its netns".to_owned()
+            } else {
+                format!("name one that it has: {}", known.join(", "))
+            },
+        ))
+    }
+}
+
+/// What was asked for by name or number; a path exists by itself.
+fn asked_netns(args: &ShowArgs) -> impl Iterator<Item = &String> {
+    args.scope.netns.iter().filter(|netns| !netns.contains('/'))
+}
+
+/// Looks for what was named before anything is shown. A name that some record gives to an inode stands for that inode in
+/// all of them. Standard input cannot be read twice: there a mistake is told at the end.
+fn find_netns(args: &ShowArgs, selection: &mut Selection) -> Result<(), Problem> {
+    if asked_netns(args).next().is_none() || args.file == Path::new("-") {
+        return Ok(());
+    }
+    // What is wrong with the file is told when it is shown; what is lost of it might bear the name.
+    let Ok(records) = file::open(&args.file) else {
+        return Ok(());
+    };
+    let mut bears = Bears::default();
+    for entry in records {
+        let Ok(entry) = entry else {
+            return Ok(());
+        };
+        bears.learn(&entry.record);
+    }
+    bears.check(args)?;
+    for asked in asked_netns(args) {
+        selection
+            .netns
+            .extend(bears.inodes_of(asked).map(|inode| inode.to_string()));
+    }
+    Ok(())
+}
+
+/// How a file is called in a message.
+fn name(path: &Path) -> String {
+    if path == Path::new("-") {
+        "standard input".to_owned()
+    } else {
+        path.display().to_string()
+    }
+}
+
+fn refuse(path: &Path, error: &FileError, shown: &Shown) -> ExitCode {
+    let next = error.next_step(shown.records > 0);
+    complain("error", &format!("{}: {error}; next: {next}", name(path)));
     problem::FAILURE.into()
 }

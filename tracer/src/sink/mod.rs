@@ -14,7 +14,7 @@ mod text;
 mod tui;
 pub(crate) mod words;
 
-use std::io;
+use std::{collections::BTreeMap, io};
 
 pub use json::Json;
 pub use pcapng::{Pcapng, Storage};
@@ -44,6 +44,9 @@ pub trait Sink: Send {
     /// Takes one record; `origin` comes with a drop that was made from an event.
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()>;
 
+    /// A record that is not shown; names in it are of use all the same.
+    fn hidden(&mut self, _record: &Record) {}
+
     /// Called about once a second, for sinks that show the passing of time or gather writes.
     fn tick(&mut self) -> io::Result<()> {
         Ok(())
@@ -51,4 +54,36 @@ pub trait Sink: Send {
 
     /// Nothing more will come.
     fn finish(&mut self) -> io::Result<()>;
+}
+
+/// Takes the names of network namespaces from whatever record tells one.
+pub(crate) fn learn_netns(names: &mut BTreeMap<u32, String>, record: &Record) {
+    let mut learn = |inode: u32, name: &Option<String>| {
+        if let Some(name) = name
+            && names.get(&inode) != Some(name)
+        {
+            names.insert(inode, name.clone());
+        }
+    };
+    match record {
+        Record::Coverage(coverage) => {
+            for (inode, name) in coverage.scope.netns.iter().zip(&coverage.scope.netns_names) {
+                learn(*inode, name);
+            }
+        }
+        Record::Drop(drop) => {
+            if let Some(inode) = drop.netns {
+                learn(inode, &drop.netns_name);
+            }
+        }
+        Record::Counts(_) => {}
+        Record::Summary(summary) => {
+            for row in &summary.reconcile {
+                learn(row.netns, &row.netns_name);
+            }
+            for open in &summary.syn_unanswered {
+                learn(open.netns, &open.netns_name);
+            }
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Origin, Pcapng, Sink, pcapng::Storage, summary, words};
+use super::{Origin, Pcapng, Sink, learn_netns, pcapng::Storage, summary, words};
 use crate::diagnose::{Coverage, Record};
 
 /// A capture file, with a line of progress on a terminal and the summary at the end.
@@ -61,27 +61,18 @@ impl<S: Storage> Captured<S> {
 
 impl<S: Storage> Sink for Captured<S> {
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
-        match record {
-            Record::Coverage(coverage) => {
-                if self.coverage.is_none() {
-                    let _ = writeln!(
-                        io::stderr(),
-                        "capturing drops of {} to {}; {}; Ctrl-C ends it",
-                        words::scope(coverage),
-                        self.name,
-                        words::coverage(coverage)
-                    );
-                }
-                self.coverage = Some(coverage.clone());
+        learn_netns(&mut self.netns_names, record);
+        if let Record::Coverage(coverage) = record {
+            if self.coverage.is_none() {
+                let _ = writeln!(
+                    io::stderr(),
+                    "capturing drops of {} to {}; {}; Ctrl-C ends it",
+                    words::scope(coverage),
+                    self.name,
+                    words::coverage(coverage)
+                );
             }
-            Record::Drop(drop) => {
-                if let (Some(inode), Some(name)) = (drop.netns, &drop.netns_name)
-                    && !self.netns_names.contains_key(&inode)
-                {
-                    self.netns_names.insert(inode, name.clone());
-                }
-            }
-            Record::Counts(_) | Record::Summary(_) => {}
+            self.coverage = Some(coverage.clone());
         }
         self.file
             .record(record, origin)
@@ -100,6 +91,10 @@ impl<S: Storage> Sink for Captured<S> {
             )?;
         }
         Ok(())
+    }
+
+    fn hidden(&mut self, record: &Record) {
+        learn_netns(&mut self.netns_names, record);
     }
 
     fn tick(&mut self) -> io::Result<()> {

@@ -40,8 +40,22 @@ impl Selection {
             && (self.netns.is_empty() || self.netns.iter().any(netns))
     }
 
+    /// What was asked for, in words; empty where everything is wanted.
+    pub fn words(&self) -> String {
+        let mut parts: Vec<String> = self.netns.iter().map(|netns| format!("netns {netns}")).collect();
+        parts.extend(self.addresses.iter().map(|address| format!("address {address}")));
+        parts.extend(self.port.map(|port| format!("port {port}")));
+        parts.extend(
+            self.protocol
+                .iter()
+                .map(|protocol| format!("protocol {protocol}")),
+        );
+        parts.extend(self.causes.iter().map(|cause| format!("cause {cause}")));
+        parts.join(", ")
+    }
+
     /// Takes out of totals what is not wanted; drops pass as they are.
-    pub fn narrow(&self, record: Record) -> Record {
+    fn narrow(&self, record: Record) -> Record {
         match record {
             Record::Counts(counts) => Record::Counts(self.counts(counts)),
             Record::Summary(summary) => Record::Summary(Summary {
@@ -78,12 +92,19 @@ impl<S: Sink> Selected<S> {
 impl<S: Sink> Sink for Selected<S> {
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
         match record {
-            Record::Drop(drop) if !self.selection.wants(drop) => Ok(()),
+            Record::Drop(drop) if !self.selection.wants(drop) => {
+                self.sink.hidden(record);
+                Ok(())
+            }
             Record::Counts(_) | Record::Summary(_) if !self.selection.causes.is_empty() => {
                 self.sink.record(&self.selection.narrow(record.clone()), None)
             }
             _ => self.sink.record(record, origin),
         }
+    }
+
+    fn hidden(&mut self, record: &Record) {
+        self.sink.hidden(record);
     }
 
     fn tick(&mut self) -> io::Result<()> {

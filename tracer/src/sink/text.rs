@@ -8,7 +8,7 @@ use std::{
 
 use anstyle::{AnsiColor, Style};
 
-use super::{Origin, Sink, summary, words};
+use super::{Origin, Sink, learn_netns, summary, words};
 use crate::diagnose::{Coverage, Drop, Gap, Record, Verdict};
 
 /// Colours, or none.
@@ -65,13 +65,23 @@ const fn verdict_style(verdict: Verdict) -> Style {
     colour.on_default()
 }
 
+/// What a later drop of the same cause need not tell again.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    /// Clock time of the drop whose remedy was shown in full.
+    time: String,
+    counter: Option<String>,
+    /// Commands of the remedy: those of another port or address are others.
+    commands: Vec<Option<String>>,
+}
+
 /// Writes text lines, each drop as soon as it comes.
 #[derive(Debug)]
 pub struct Text<W> {
     out: W,
     paint: Paint,
-    /// Clock time at which the remedy of a cause was shown in full.
-    told: BTreeMap<String, String>,
+    /// What was last told of a cause in full.
+    told: BTreeMap<String, Told>,
     netns_names: BTreeMap<u32, String>,
     coverage: Option<Coverage>,
     gaps_told: BTreeSet<(String, Option<String>)>,
@@ -126,9 +136,6 @@ impl<W: Write> Text<W> {
     }
 
     fn drop(&mut self, drop: &Drop) -> String {
-        if let (Some(inode), Some(name)) = (drop.netns, &drop.netns_name) {
-            self.netns_names.insert(inode, name.clone());
-        }
         let mut text = String::new();
         let time = words::clock(&drop.time);
         let _ = write!(
@@ -164,8 +171,9 @@ impl<W: Write> Text<W> {
             let name = self.paint.paint(FAINT, &format!("{name:<9}"));
             let _ = writeln!(text, "    {name} {}", words::clean(content));
         };
-        let first_at = self.told.get(&drop.cause).cloned();
-        if first_at.is_none() {
+        let commands: Vec<_> = drop.remedy.iter().map(|remedy| remedy.command.clone()).collect();
+        let told = self.told.get(&drop.cause);
+        if told.is_none() {
             line("why", &drop.title);
         }
         let evidence = words::pairs(&drop.evidence);
@@ -175,38 +183,41 @@ impl<W: Write> Text<W> {
         if let Some(died_as) = &drop.died_as {
             line("died as", died_as);
         }
-        if first_at.is_none() {
-            if let Some(counter) = &drop.counter {
-                line("counter", counter);
-            }
+        if let Some(counter) = &drop.counter
+            && told.is_none_or(|told| told.counter.as_ref() != Some(counter))
+        {
+            line("counter", counter);
+        }
+        if told.is_none() {
             for (field, reason) in &drop.missing {
                 line("missing", &format!("{field}: {reason}"));
             }
         }
-        match first_at {
-            None => {
-                for remedy in &drop.remedy {
-                    line("remedy", &remedy.action);
-                    if let Some(command) = &remedy.command {
-                        line("", &format!("$ {command}"));
-                    }
-                    line("", &remedy.effect);
-                }
-                self.told.insert(drop.cause.clone(), time.to_owned());
+        if let Some(told) = told.filter(|told| told.commands == commands) {
+            if let Some(remedy) = drop.remedy.first() {
+                line("remedy", &format!("in full at {}; {}", told.time, remedy.action));
             }
-            Some(first) if !drop.remedy.is_empty() => {
-                line(
-                    "remedy",
-                    &format!("in full at {first}; {}", drop.remedy[0].action),
-                );
-            }
-            Some(_) => {}
+            return;
         }
+        for remedy in &drop.remedy {
+            line("remedy", &remedy.action);
+            if let Some(command) = &remedy.command {
+                line("", &format!("$ {command}"));
+            }
+            line("", &remedy.effect);
+        }
+        let told = Told {
+            time: time.to_owned(),
+            counter: drop.counter.clone(),
+            commands,
+        };
+        self.told.insert(drop.cause.clone(), told);
     }
 }
 
 impl<W: Write + Send> Sink for Text<W> {
     fn record(&mut self, record: &Record, _: Option<Origin<'_>>) -> io::Result<()> {
+        learn_netns(&mut self.netns_names, record);
         let text = match record {
             Record::Coverage(coverage) => self.coverage(coverage),
             Record::Drop(drop) => self.drop(drop),
@@ -223,6 +234,10 @@ impl<W: Write + Send> Sink for Text<W> {
         };
         self.out.write_all(text.as_bytes())?;
         self.out.flush()
+    }
+
+    fn hidden(&mut self, record: &Record) {
+        learn_netns(&mut self.netns_names, record);
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -253,6 +268,36 @@ mod tests {
         again.sport = Some(40001);
         records.insert(3, Record::Drop(Box::new(again)));
         insta::assert_snapshot!(render(&records, Paint::Plain));
+    }
+
+    #[test]
+    fn another_command_is_never_folded_away() {
+        let first = samples::accept_queue();
+        let mut second = first.clone();
+        second.remedy[0].command = Some("ss -tlnp sport = :81".into());
+        second.counter = Some("TcpOutRsts".into());
+        let same = second.clone();
+        let records = [first, second, same].map(|drop| Record::Drop(Box::new(drop)));
+        let text = render(&records, Paint::Plain);
+        assert_eq!(text.matches("$ ss -tlnp sport = :81").count(), 1, "{text}");
+        assert_eq!(text.matches("in full at").count(), 1, "{text}");
+        assert_eq!(text.matches("TcpOutRsts").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_hidden_drop_still_names_its_netns() {
+        let mut out = Vec::new();
+        let mut sink = Text::new(&mut out, Paint::Plain);
+        let mut drop = samples::accept_queue();
+        drop.netns = Some(samples::counts().causes[0].netns);
+        drop.netns_name = Some("hidden".into());
+        sink.hidden(&Record::Drop(Box::new(drop)));
+        let mut end = samples::summary();
+        end.reconcile.clear();
+        end.syn_unanswered.clear();
+        sink.record(&Record::Summary(end), None).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("hidden"), "{text}");
     }
 
     #[test]

@@ -52,8 +52,13 @@ pub enum FileError {
 
 impl FileError {
     /// What the user can do.
-    pub fn next_step(&self) -> &'static str {
+    ///
+    /// `seen`: some record was whole, and was shown.
+    pub fn next_step(&self, seen: bool) -> &'static str {
         match self {
+            Self::Cut { .. } | Self::Broken { .. } if !seen => {
+                "nothing of it can be shown; copy the file again, or run `droptrace capture -o FILE` again"
+            }
             Self::Io(error) if error.kind() == io::ErrorKind::NotFound => {
                 "check the path; `droptrace capture -o FILE` writes such a file"
             }
@@ -102,13 +107,16 @@ pub struct Records<R: Read> {
     ended: bool,
 }
 
-/// Opens a capture file.
-pub fn open(path: &Path) -> Result<Records<File>, FileError> {
+/// Opens a capture file; `-` is standard input.
+pub fn open(path: &Path) -> Result<Records<Box<dyn Read>>, FileError> {
+    if path == Path::new("-") {
+        return Records::new(Box::new(io::stdin()));
+    }
     let file = File::open(path).map_err(FileError::Io)?;
     if file.metadata().map_err(FileError::Io)?.is_dir() {
         return Err(FileError::Io(io::ErrorKind::IsADirectory.into()));
     }
-    Records::new(file)
+    Records::new(Box::new(file))
 }
 
 impl<R: Read> Records<R> {

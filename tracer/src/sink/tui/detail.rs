@@ -224,6 +224,13 @@ pub(super) fn of_nothing(state: &State) -> Vec<Line> {
     let Some(coverage) = &state.coverage else {
         return vec![line(Look::Plain, 0, "Attaching the hooks …")];
     };
+    if let Some(waiting) = state.waiting() {
+        let waiting = words::count(waiting as u64, "new drop");
+        return vec![
+            line(Look::Plain, 0, format!("Paused: {waiting} not listed yet.")),
+            line(Look::Faint, 0, "space resumes."),
+        ];
+    }
     if let Some(filter) = &state.filter {
         return vec![
             line(Look::Plain, 0, format!("No drop of {filter} is listed.")),

@@ -25,7 +25,7 @@ use self::{
     state::{Action, State},
     view::Theme,
 };
-use super::{Origin, Sink, summary};
+use super::{Origin, Sink, learn_netns, summary};
 use crate::diagnose::Record;
 
 /// Least time between two drawings: at most ten a second, however many drops come.
@@ -144,6 +144,10 @@ impl Sink for Tui {
         self.shared.state().apply(record);
         self.shared.changed.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn hidden(&mut self, record: &Record) {
+        learn_netns(&mut self.shared.state().netns_names, record);
     }
 
     fn tick(&mut self) -> io::Result<()> {

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::events::{EVENTS_MAX, Event, Events};
-use crate::diagnose::{Counts, Coverage, Record, Split, Summary, Verdict};
+use crate::{
+    diagnose::{Counts, Coverage, Record, Split, Summary, Verdict},
+    sink::learn_netns,
+};
 
 /// Rates that a cause's sparkline shows.
 const RATES: usize = 24;
@@ -106,16 +109,10 @@ impl State {
 
     /// Takes a record.
     pub(super) fn apply(&mut self, record: &Record) {
+        learn_netns(&mut self.netns_names, record);
         match record {
             Record::Coverage(coverage) => self.coverage = Some(coverage.clone()),
-            Record::Drop(drop) => {
-                if let (Some(inode), Some(name)) = (drop.netns, &drop.netns_name)
-                    && !self.netns_names.contains_key(&inode)
-                {
-                    self.netns_names.insert(inode, name.clone());
-                }
-                self.events.push((**drop).clone());
-            }
+            Record::Drop(drop) => self.events.push((**drop).clone()),
             Record::Counts(counts) => self.count(counts),
             Record::Summary(summary) => {
                 self.count(&summary.counts);
@@ -189,6 +186,16 @@ impl State {
         self.paused_at.map(|at| self.events.next() - at)
     }
 
+    /// While the list stands still: how many more drops it would show.
+    pub(super) fn waiting(&self) -> Option<usize> {
+        self.paused_at.map(|_| {
+            let all = self
+                .events
+                .newest_first(u64::MAX, self.filter.as_deref(), self.benign);
+            all.len() - self.events().len()
+        })
+    }
+
     /// Index of the selected cause among [`State::causes`].
     pub(super) fn selected_cause(&self, causes: &[&Total]) -> usize {
         self.selected_cause
@@ -215,6 +222,13 @@ impl State {
         }
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
             return self.quit();
+        }
+        // With Ctrl or Alt a key means something else: Ctrl-Space, as a NUL byte reads, is no wish to pause.
+        if key
+            .modifiers
+            .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
+        {
+            return Action::None;
         }
         if self.popup.is_some() {
             return self.key_in_popup(key.code);
@@ -445,6 +459,7 @@ mod tests {
         state.apply(&drop_of("accept-queue-full", false));
         assert_eq!(state.events().len(), before);
         assert_eq!(state.paused(), Some(1));
+        assert_eq!(state.waiting(), Some(1));
         press(&mut state, KeyCode::Char(' '));
         assert_eq!(state.events().len(), before + 1);
         assert_eq!(state.paused(), None);
@@ -556,6 +571,20 @@ mod tests {
         assert_eq!(press(&mut state, KeyCode::Char('q')), Action::Quit);
         let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         assert_eq!(running().key(control_c), Action::Quit);
+    }
+
+    #[test]
+    fn keys_with_control_or_alt_do_nothing() {
+        let mut state = running();
+        for modifiers in [KeyModifiers::CONTROL, KeyModifiers::ALT] {
+            for code in [' ', 'q', 'f', 'b'] {
+                let key = KeyEvent::new(KeyCode::Char(code), modifiers);
+                assert_eq!(state.key(key), Action::None);
+            }
+        }
+        assert_eq!(state.paused(), None);
+        assert_eq!(state.filter, None);
+        assert!(!state.benign);
     }
 
     #[test]

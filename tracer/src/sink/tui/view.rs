@@ -488,6 +488,20 @@ mod tests {
         terminal.backend().to_string()
     }
 
+    #[test]
+    fn an_empty_list_that_stands_still_says_how_many_drops_wait() {
+        let mut state = State::new(false);
+        state.apply(&Record::Coverage(samples::coverage()));
+        state.key(KeyCode::Char(' ').into());
+        for record in &samples::records()[1..4] {
+            state.apply(record);
+        }
+        let text = render(&state, 80, 24);
+        assert!(text.contains("Paused: 1 new drop not listed yet."), "{text}");
+        assert!(text.contains("space resumes"), "{text}");
+        assert!(!text.contains("full event"), "{text}");
+    }
+
     fn busy() -> State {
         let mut state = State::new(false);
         for record in &samples::records()[..4] {
