@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
@@ -44,7 +45,16 @@ const MOUNTS: &[(&str, &str, &str)] = &[
 struct Order {
     /// The command and its arguments; none asks for a shell.
     command: Vec<String>,
+    /// Rows and columns of the terminal that a shell is on, where the host knows them.
+    terminal: Option<(u16, u16)>,
 }
+
+nix::ioctl_write_ptr_bad!(
+    /// Tells a terminal its size (drivers/tty/tty_io.c).
+    set_window_size,
+    libc::TIOCSWINSZ,
+    libc::winsize
+);
 
 fn main() {
     let status = guest().unwrap_or_else(|error| {
@@ -89,6 +99,17 @@ fn guest() -> Result<i32> {
     };
 
     let streams = serial("/dev/ttyS0", !interactive)?;
+    if let Some((rows, columns)) = order.terminal {
+        let size = libc::winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // SAFETY: the descriptor is open, and the kernel only reads `size`, which outlives the call.
+        unsafe { set_window_size(streams.as_raw_fd(), &raw const size) }
+            .context("cannot set the size of the terminal")?;
+    }
     // Kept open so that the port keeps its mode while the command opens and closes it.
     let results = serial("/dev/ttyS1", true)?;
     writeln!(&mut &results, "{{\"type\":\"start\"}}")?;

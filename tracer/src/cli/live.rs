@@ -13,9 +13,14 @@ use super::{
 };
 
 pub(super) fn run(args: LiveArgs) -> anyhow::Result<ExitCode> {
-    let options = options(args, stdout().is_terminal() && !is_dumb_terminal());
+    let options = options(args, stdout().is_terminal() && !is_dumb_terminal() && has_size());
     options.check()?;
     run::run(&options)
+}
+
+/// Whether the terminal knows how large it is. A serial console often does not, and a full screen of nothing is of no use.
+fn has_size() -> bool {
+    crossterm::terminal::size().is_ok_and(|(columns, rows)| columns > 0 && rows > 0)
 }
 
 /// A terminal that cannot move its cursor, as `TERM` says.

@@ -57,6 +57,8 @@ pub(crate) struct Guest<'a> {
 #[derive(Serialize)]
 struct Order<'a> {
     command: &'a [String],
+    /// Rows and columns of the terminal that a shell is on; a serial port does not carry them.
+    terminal: Option<(u16, u16)>,
 }
 
 /// What happened in a guest that ended by itself.
@@ -198,6 +200,7 @@ impl Guest<'_> {
         archive.file("etc/group", 0o644, b"root:x:0:\n")?;
         let order = serde_json::to_vec(&Order {
             command: &self.command,
+            terminal: self.command.is_empty().then(terminal_size).flatten(),
         })?;
         archive.file(COMMAND_FILE, 0o644, &order)?;
         archive.copy(&self.init, "init")?;
@@ -261,6 +264,23 @@ impl Guest<'_> {
     }
 }
 
+/// Rows and columns of the terminal on this program's standard input, if it is one and knows.
+fn terminal_size() -> Option<(u16, u16)> {
+    let output = Command::new("stty")
+        .arg("size")
+        .stdin(Stdio::inherit())
+        .output()
+        .ok()?;
+    parse_size(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Reads what `stty size` prints.
+fn parse_size(text: &str) -> Option<(u16, u16)> {
+    let (rows, columns) = text.trim().split_once(' ')?;
+    let size = (rows.parse().ok()?, columns.parse().ok()?);
+    (size.0 > 0 && size.1 > 0).then_some(size)
+}
+
 fn exit_status(line: &str) -> Option<i32> {
     let exit: Exit = serde_json::from_str(line).ok()?;
     (exit.kind == "exit").then_some(exit.status)
@@ -317,6 +337,13 @@ mod tests {
         assert_eq!(exit_status(r#"{"type":"result","status":3}"#), None);
         assert_eq!(exit_status(r#"{"type":"result","status":"passed"}"#), None);
         assert_eq!(exit_status(""), None);
+    }
+
+    #[test]
+    fn a_terminal_without_a_size_has_none() {
+        assert_eq!(parse_size("40 120\n"), Some((40, 120)));
+        assert_eq!(parse_size("0 0\n"), None);
+        assert_eq!(parse_size(""), None);
     }
 
     #[test]
