@@ -23,9 +23,9 @@ enum Command {
         /// One scenario per family of causes.
         #[arg(long)]
         families: bool,
-        /// Only scenarios whose name contains this.
+        /// Only scenarios whose name contains this, or another one of these.
         #[arg(long, value_name = "PATTERN")]
-        only: Option<String>,
+        only: Vec<String>,
         /// Where the results go, as JSON lines.
         #[arg(long, value_name = "FILE")]
         results: PathBuf,
@@ -66,7 +66,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             let chosen: Vec<_> = scenarios::all()
                 .into_iter()
                 .filter(|scenario| !families || scenario.family)
-                .filter(|scenario| only.as_ref().is_none_or(|only| scenario.name.contains(only)))
+                .filter(|scenario| only.is_empty() || only.iter().any(|only| scenario.name.contains(only)))
                 .collect();
             anyhow::ensure!(
                 !chosen.is_empty(),

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use super::Wire;
 use crate::{Expected, IpFamily::V4, Outcome, Result, Scenario, Test, cost::Cost, packet::udp};
 
-pub(super) const SCENARIOS: &[Scenario] = &[Scenario::new("storm", storm).alone()];
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario::new("storm", storm).alone().family()];
 
 const DROPS: u64 = 10_000;
 const PORT: u16 = 9000;
