@@ -265,6 +265,7 @@ pub const HOOKS: &[Hook] = &[
             all_unless("paws-timewait", "TCP_RFC7323_TW_PAWS"),
             part("paws-timewait", "timestamp_stored"),
             all("timewait-old-sequence"),
+            all("timewait-segment"),
         ],
         price: "once for each segment that meets a TIME_WAIT socket",
         ..ROW
@@ -279,7 +280,7 @@ pub const HOOKS: &[Hook] = &[
             "arg_check_req_stolen",
             "request_ts_recent",
         ],
-        serves: &[all("paws-request")],
+        serves: &[all("paws-request"), all("request-retransmit")],
         price: "once for each segment that meets a pending request",
         ..ROW
     },
@@ -348,7 +349,10 @@ pub const HOOKS: &[Hook] = &[
             "bpf_array_pptrs",
             "mib_listen_drops",
         ],
-        serves: &[part("syn-refused", "reconciliation with ListenDrops")],
+        serves: &[
+            part("syn-refused", "reconciliation with ListenDrops"),
+            all("request-killed-by-icmp"),
+        ],
         price: "once for each ICMP error for a pending request",
         ..ROW
     },
@@ -401,6 +405,7 @@ pub const HOOKS: &[Hook] = &[
         serves: &[
             all("conntrack-insert-race"),
             all("conntrack-nat-exhausted"),
+            all("conntrack-clash-resolved"),
             part("netfilter-rule", "told from a lost conntrack clash"),
         ],
         price: "once for each clash",
