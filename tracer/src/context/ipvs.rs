@@ -42,7 +42,7 @@ const DEST_PORT: u16 = 2;
 const DEST_WEIGHT: u16 = 4;
 const DEST_ADDR_FAMILY: u16 = 11;
 
-/// Whether IPVS is there. To ask for its netlink family by name would load the module.
+/// Whether IPVS is there.
 pub(super) fn is_loaded() -> bool {
     Path::new("/sys/module/ip_vs").exists()
 }
@@ -76,8 +76,7 @@ pub(super) struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens IPVS in the netns of the calling thread, and finds the number of its family unless it is known. Only
-    /// where [`is_loaded`].
+    /// Opens IPVS in the netns of the calling thread, and finds the number of its family unless it is known.
     ///
     /// # Errors
     /// The family is not there, or netlink failed.
@@ -148,14 +147,26 @@ impl Ipvs {
     }
 }
 
+/// The number of the family IPVS, from the list of all: to ask for it by name would load a module that has just been
+/// unloaded (`ctrl_getfamily`, net/netlink/genetlink.c, 5.10 - 7.3).
 fn find_family(netlink: &mut Netlink) -> io::Result<u16> {
-    let mut body = vec![GET_FAMILY, 1, 0, 0];
-    put(&mut body, FAMILY_NAME, b"IPVS\0");
-    let answer = netlink.ask(CONTROLLER, &body)?;
-    attributes(&answer.body, GENL_HEADER)
-        .find(|(attribute, _)| *attribute == FAMILY_ID)
-        .and_then(|(_, value)| half(value, 0))
-        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    netlink
+        .dump(CONTROLLER, &[GET_FAMILY, 1, 0, 0])?
+        .iter()
+        .find_map(|message| family_number(message, b"IPVS\0"))
+        .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+}
+
+/// The number of the family that a message of the controller describes, if it has this name.
+fn family_number(message: &Message, name: &[u8]) -> Option<u16> {
+    let value = |wanted| {
+        attributes(&message.body, GENL_HEADER)
+            .find(|(attribute, _)| *attribute == wanted)
+            .map(|(_, value)| value)
+    };
+    (value(FAMILY_NAME)? == name)
+        .then(|| half(value(FAMILY_ID)?, 0))
+        .flatten()
 }
 
 /// The address of an `union nf_inet_addr`: an IPv4 address takes the first four bytes.
@@ -255,6 +266,22 @@ mod tests {
         000000000c00030000000000000000000c00040000000000000000000c00050000000000000000000c00060000000000\
         000000000c00070000000000000000000c00080000000000000000000c00090000000000000000000c000a0000000000\
         00000000";
+
+    #[test]
+    fn a_family_is_found_by_its_whole_name() {
+        let described = |name: &[u8]| {
+            let mut body = vec![1, 2, 0, 0];
+            put(&mut body, FAMILY_NAME, name);
+            put(&mut body, FAMILY_ID, &37_u16.to_ne_bytes());
+            Message {
+                kind: CONTROLLER,
+                body,
+            }
+        };
+        assert_eq!(family_number(&described(b"IPVS\0"), b"IPVS\0"), Some(37));
+        assert_eq!(family_number(&described(b"IPVS2\0"), b"IPVS\0"), None);
+        assert_eq!(family_number(&described(b"nlctrl\0"), b"IPVS\0"), None);
+    }
 
     fn message(hex: &str) -> Message {
         let body = (0..hex.len())
