@@ -106,6 +106,7 @@ fn timewait(t: &Test, family: IpFamily) -> Result<Outcome> {
     if let Some(seen) = t.drop(&wire.netns, "paws-timewait")? {
         seen.goes(client.local, client.remote)?
             .flags("S")?
+            .counter(counter)?
             .evidence("timestamp_stored", CLOCK)?
             .evidence("timestamp_received", CLOCK - BEHIND)?
             .evidence("substate", "TIME_WAIT")?

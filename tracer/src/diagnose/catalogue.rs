@@ -142,6 +142,20 @@ pub struct Finding {
     pub remedy: Vec<Remedy>,
     /// The owner of the socket in question, where the cause knows it better than [`Facts::owner`].
     pub owner: Option<super::Owner>,
+    /// The counter that counts this drop.
+    pub counter: CountedBy,
+}
+
+/// Which kernel counter counts one drop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CountedBy {
+    /// That of the cause: it has one, or the drop does not tell which of several.
+    #[default]
+    Cause,
+    /// This one.
+    Named(&'static str),
+    /// None.
+    Nothing,
 }
 
 impl Finding {
@@ -261,7 +275,11 @@ pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
         flags: packet.tcp.map(super::Tcp::flags_text),
         length: header.len,
         owner: found.owner.or_else(|| facts.owner.clone()),
-        counter: cause.counter.map(|counter| counter.name.to_owned()),
+        counter: match found.counter {
+            CountedBy::Cause => cause.counter.map(|counter| counter.name.to_owned()),
+            CountedBy::Named(name) => Some(name.to_owned()),
+            CountedBy::Nothing => None,
+        },
         evidence: found.evidence,
         remedy: found.remedy,
         died_as: None,

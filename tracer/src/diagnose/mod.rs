@@ -12,8 +12,8 @@ mod record;
 mod topics;
 
 pub use catalogue::{
-    Cause, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify, diagnose,
-    join_misdelivered,
+    Cause, CountedBy, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify,
+    diagnose, join_misdelivered,
 };
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{

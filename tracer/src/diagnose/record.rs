@@ -114,7 +114,7 @@ pub struct Drop {
     pub length: u32,
     /// The process that owns the socket in question.
     pub owner: Option<super::Owner>,
-    /// Kernel counter that counts this drop, as `nstat` or the file names it.
+    /// Kernel counter that counts this drop, as `nstat` or the file names it; several names where the drop does not tell which.
     pub counter: Option<String>,
     /// How we know: typed values, named by the cause.
     pub evidence: Evidence,

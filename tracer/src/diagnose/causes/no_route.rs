@@ -3,7 +3,9 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::values::{Segment, device, in_netns, sysctl_number};
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
+use crate::diagnose::{
+    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
+};
 
 /// Functions that free an IPv6 packet for its route.
 const IPV6_DISCARD: [&str; 3] = ["ip6_pkt_drop", "ip6_pkt_discard", "ip6_pkt_discard_out"];
@@ -37,7 +39,7 @@ pub(super) static CAUSE: Cause = Cause {
     ],
     remedy: "Add a route, turn forwarding on if this host is a router for the packet, or find out why the packet comes here.",
     counter: Some(Counter {
-        name: "IpExtInNoRoutes, IpInAddrErrors or IpOutNoRoutes (Ip6… for IPv6)",
+        name: "IpExtInNoRoutes, IpInAddrErrors or IpOutNoRoutes; Ip6InNoRoutes or Ip6OutNoRoutes for IPv6",
     }),
     benign: false,
     needs: &[
@@ -78,6 +80,48 @@ fn verdict(signature: &Signature<'_>) -> Verdict {
     }
 }
 
+/// What ip_error (net/ipv4/route.c), __ip_queue_xmit (net/ipv4/ip_output.c) and ip6_pkt_drop (net/ipv6/route.c) count,
+/// 5.10 - 7.x. ip_error counts host unreachable only while forwarding is off.
+fn counter(event: &RawEvent, facts: &Facts, forwarding: Option<bool>) -> CountedBy {
+    let signature = Signature::of_event(event, facts);
+    if signature.at(&["__ip_queue_xmit"]) {
+        return CountedBy::Named("IpOutNoRoutes");
+    }
+    if signature.at(&["ip_error"]) {
+        let error = event.field(FieldId::RouteError).map(|error| error as i32);
+        return match error {
+            Some(libc::ENETUNREACH) => CountedBy::Named("IpExtInNoRoutes"),
+            Some(libc::EHOSTUNREACH) => {
+                if signature.because(&["IP_INADDRERRORS"]) {
+                    CountedBy::Named("IpInAddrErrors")
+                } else if signature.reason.is_some() {
+                    CountedBy::Nothing
+                } else {
+                    match forwarding {
+                        Some(false) => CountedBy::Named("IpInAddrErrors"),
+                        Some(true) => CountedBy::Nothing,
+                        None => CountedBy::Cause,
+                    }
+                }
+            }
+            _ => CountedBy::Cause,
+        };
+    }
+    if !signature.at(&IPV6_DISCARD) {
+        return CountedBy::Cause;
+    }
+    match signature.reason {
+        Some("IP_INNOROUTES") => CountedBy::Named("Ip6InNoRoutes"),
+        Some("IP_OUTNOROUTES") => CountedBy::Named("Ip6OutNoRoutes"),
+        _ if signature.at(&["ip6_pkt_discard_out"]) || event.header.iif == 0 => {
+            CountedBy::Named("Ip6OutNoRoutes")
+        }
+        // A received packet to the unspecified address is counted elsewhere.
+        _ if event.parse().dst.is_some_and(|dst| dst.is_unspecified()) => CountedBy::Cause,
+        _ => CountedBy::Named("Ip6InNoRoutes"),
+    }
+}
+
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
@@ -91,6 +135,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         .map(|value| value != 0);
     let segment = Segment::of(event);
     let outgoing = event.header.iif == 0;
+    found.counter = counter(event, facts, forwarding);
     found
         .put("destination", packet.dst.map(|ip| ip.to_string()))
         .put("interface", interface)
@@ -187,6 +232,7 @@ pub(super) mod tests {
             let off = received(kernel, "IP_INADDRERRORS", libc::EHOSTUNREACH, "0").label();
             assert_eq!(off.verdict, Verdict::Dropped);
             assert_eq!(off.evidence["forwarding"], false);
+            assert_eq!(off.counter.as_deref(), Some("IpInAddrErrors"));
             assert_eq!(off.evidence["route_error"], "host-unreachable");
             assert_eq!(
                 off.remedy[1].command.as_deref(),
@@ -198,6 +244,7 @@ pub(super) mod tests {
                 on.remedy[0].command.as_deref(),
                 Some("ip route get 198.51.100.7 from 10.0.0.9 iif eth0")
             );
+            assert_eq!(on.counter.as_deref(), Some("IpExtInNoRoutes"));
             // 5.10 does not tell whether the sender got an ICMP error.
             let told = if kernel == V5_10 {
                 Verdict::Dropped
@@ -212,6 +259,8 @@ pub(super) mod tests {
     fn an_outgoing_segment_is_asked_for_without_a_device() {
         let drop = samples()[2].label();
         assert_eq!(drop.direction, Some(Direction::Out));
+        assert_eq!(drop.counter.as_deref(), Some("IpOutNoRoutes"));
+        assert_eq!(samples()[3].label().counter.as_deref(), Some("Ip6InNoRoutes"));
         assert_eq!(
             drop.evidence["meaning"],
             "the route of a running local connection went away"

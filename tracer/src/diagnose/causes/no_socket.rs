@@ -1,13 +1,18 @@
 //! `no-socket`: nobody listens at the packet's destination.
 
+use std::net::IpAddr;
+
 use droptrace_common::{Site, bits};
 
 use super::{
     ipvs::Entry,
     values::{Segment, endpoint, in_netns},
 };
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, CountedBy, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
 
+/// Protocol numbers of IP.
+const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// Functions that look up a TCP socket.
 const TCP_RECEIVE: [&str; 2] = ["tcp_v4_rcv", "tcp_v6_rcv"];
 /// Functions that look up a UDP socket; 7.x has merged the inner ones into the outer.
@@ -44,7 +49,7 @@ pub(super) static CAUSE: Cause = Cause {
     remedy: "A SYN or datagram: start the service, or let it listen on this address and in this netns. A later segment: \
         find out why this host does not know the connection.",
     counter: Some(Counter {
-        name: "TcpOutRsts or UdpNoPorts",
+        name: "TcpOutRsts (TCP), UdpNoPorts or Udp6NoPorts (UDP)",
     }),
     benign: false,
     needs: &[],
@@ -78,8 +83,25 @@ pub(super) fn verdict(signature: &Signature<'_>) -> Verdict {
     }
 }
 
+/// TcpOutRsts counts the RSTs that are sent: none in answer to a RST or to a group of hosts (tcp_v4_send_reset,
+/// net/ipv4/tcp_ipv4.c; tcp_v6_send_reset, net/ipv6/tcp_ipv6.c). UdpNoPorts counts datagrams, answered or not
+/// (__udp4_lib_rcv, net/ipv4/udp.c; __udp6_lib_rcv, net/ipv6/udp.c; 5.10 - 7.x).
+pub(super) fn counter(event: &RawEvent) -> CountedBy {
+    let packet = event.parse();
+    match (packet.protocol, packet.dst) {
+        (Some(TCP), _) if event.header.bits & (bits::RST | bits::MULTICAST) != 0 => CountedBy::Nothing,
+        (Some(TCP), _) => CountedBy::Named("TcpOutRsts"),
+        (Some(UDP), Some(IpAddr::V4(_))) => CountedBy::Named("UdpNoPorts"),
+        (Some(UDP), Some(IpAddr::V6(_))) => CountedBy::Named("Udp6NoPorts"),
+        _ => CountedBy::Cause,
+    }
+}
+
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
+    let mut found = Finding {
+        counter: counter(event),
+        ..Finding::default()
+    };
     let packet = event.parse();
     let destination = endpoint(packet.dst, packet.dport);
     let segment = Segment::of(event);
@@ -148,7 +170,7 @@ pub(super) mod tests {
     use droptrace_common::{Site, bits};
 
     use crate::diagnose::Verdict;
-    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V5_10, V6_1, V6_12, V7_3};
+    use crate::diagnose::causes::sample::{ACK, Kernel, RST, SYN, SYN_ACK, Sample, V5_10, V6_1, V6_12, V7_3};
 
     fn tcp(kernel: Kernel, flags: u8) -> Sample {
         let sample = if kernel == V5_10 {
@@ -207,6 +229,19 @@ pub(super) mod tests {
             for (index, meaning) in meanings.iter().enumerate() {
                 assert!(!meanings[..index].contains(meaning), "{meaning}");
             }
+        }
+    }
+
+    #[test]
+    fn the_counter_is_that_of_protocol_and_family() {
+        for kernel in Kernel::ALL {
+            let counter = |sample: Sample| sample.label().counter;
+            assert_eq!(counter(tcp(kernel, SYN)).as_deref(), Some("TcpOutRsts"));
+            assert_eq!(counter(udp(kernel)).as_deref(), Some("UdpNoPorts"));
+            let six = udp(kernel).udp("[fd00::9]:40000", "[fd00::1]:53");
+            assert_eq!(counter(six).as_deref(), Some("Udp6NoPorts"));
+            // No RST answers a RST.
+            assert_eq!(counter(tcp(kernel, RST).bits(bits::RST)), None);
         }
     }
 

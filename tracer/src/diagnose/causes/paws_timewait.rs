@@ -6,7 +6,7 @@ use super::{
     timestamps::{self, AGE, BEHIND, PEER, RECEIVED, STORED},
     values::in_netns,
 };
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, CountedBy, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
 
 /// PAWS rejected a segment that met a TIME_WAIT socket.
 pub(super) static CAUSE: Cause = Cause {
@@ -52,8 +52,19 @@ pub(super) fn substate(event: &RawEvent) -> Option<&'static str> {
     }
 }
 
+/// tcp_timewait_state_process (net/ipv4/tcp_minisocks.c) has both the reason TCP_RFC7323_TW_PAWS and the counter
+/// PAWSTimewait on 7.x, neither up to 6.12.
+fn counter(event: &RawEvent, facts: &Facts) -> CountedBy {
+    match facts.reason.as_deref() {
+        Some("TCP_RFC7323_TW_PAWS") => CountedBy::Named("TcpExtPAWSTimewait"),
+        _ if event.header.location == 0 => CountedBy::Cause,
+        _ => CountedBy::Named("TcpExtPAWSEstab"),
+    }
+}
+
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let (mut found, peer) = timestamps::begin(event);
+    found.counter = counter(event, facts);
     found.put("substate", substate(event)).put("peer", peer.clone());
     let who = peer.as_deref().unwrap_or("the client");
     found.advise(
@@ -98,8 +109,14 @@ pub(super) mod tests {
 
     #[test]
     fn syn_of_another_clock_is_explained_by_nat() {
-        for sample in samples() {
+        for (kernel, sample) in Kernel::ALL.into_iter().zip(samples()) {
+            let counter = if kernel == V7_3 {
+                "TcpExtPAWSTimewait"
+            } else {
+                "TcpExtPAWSEstab"
+            };
             let drop = sample.label();
+            assert_eq!(drop.counter.as_deref(), Some(counter));
             assert_eq!(drop.evidence["substate"], "TIME_WAIT");
             assert_eq!(drop.evidence["behind"], 2_500);
             assert_eq!(drop.evidence["peer"], "10.0.0.9:40000");

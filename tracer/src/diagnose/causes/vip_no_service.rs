@@ -33,7 +33,7 @@ pub(super) static CAUSE: Cause = Cause {
     remedy: "Use a port that the service has, add one to it, or, for a reply, take the address off the host that must not \
         hold it.",
     counter: Some(Counter {
-        name: "TcpOutRsts or UdpNoPorts",
+        name: "TcpOutRsts (TCP), UdpNoPorts or Udp6NoPorts (UDP)",
     }),
     benign: false,
     needs: &[Need::DestinationHolder, Need::IpvsServices],
@@ -48,7 +48,10 @@ pub(super) static CAUSE: Cause = Cause {
 };
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
+    let mut found = Finding {
+        counter: no_socket::counter(event),
+        ..Finding::default()
+    };
     let packet = event.parse();
     let destination = endpoint(packet.dst, packet.dport);
     let holder = facts.destination_holder.as_ref().and_then(Option::as_ref);
@@ -182,6 +185,7 @@ pub(super) mod tests {
             let reset = at(kernel, RST | ACK).label();
             assert_eq!(reset.cause, "vip-no-service");
             assert_eq!(reset.verdict, Verdict::Dropped);
+            assert_eq!(reset.counter, None);
         }
     }
 
@@ -190,6 +194,7 @@ pub(super) mod tests {
         let old = Sample::freed(V5_10, Site::PortUnreachable, "__udp4_lib_rcv");
         let drop = with_facts(old.udp("10.0.0.9:40000", "10.96.0.10:53")).label();
         assert_eq!(drop.cause, "vip-no-service");
+        assert_eq!(drop.counter.as_deref(), Some("UdpNoPorts"));
         assert!(drop.evidence["segment"].is_null());
     }
 }
