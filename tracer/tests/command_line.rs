@@ -88,6 +88,34 @@ fn a_wrong_command_line_is_status_2() {
 }
 
 #[test]
+fn wrong_values_and_slugs_name_what_would_be_right() {
+    refuses(&["live", "--for", "-5s"], 2, "next: droptrace live --help");
+    refuses(&["live", "--for", "99999999999999d"], 2, "ten years");
+    refuses(&["show", "f", "--pid", "-1"], 2, "next: droptrace show --help");
+    refuses(&["explain", "Acept_Queue_Full"], 2, "accept-queue-full");
+    refuses(&["live", "--cause", "no-sokcet"], 2, "no-socket");
+}
+
+#[test]
+fn a_full_disk_asks_for_room() {
+    let (_folder, path) = capture();
+    for arguments in [
+        &["explain"][..],
+        &["schema"],
+        &["show", path.to_str().unwrap()],
+        &["show", path.to_str().unwrap(), "--json"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_droptrace"))
+            .args(arguments)
+            .stdout(fs::File::create("/dev/full").unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_one_line(&String::from_utf8(output.stderr).unwrap(), "next: make room");
+    }
+}
+
+#[test]
 fn help_and_version_are_no_errors() {
     for arguments in [&["--help"][..], &["live", "--help"], &["--version"]] {
         let output = droptrace(arguments);

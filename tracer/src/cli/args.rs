@@ -1,8 +1,12 @@
 //! All commands and their arguments.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    process::ExitCode,
+};
 
-use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 use super::{
     options::{self, ScopeArgs},
@@ -129,7 +133,7 @@ pub(super) struct CaptureArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(super) output: PathBuf,
     /// End when the file would be larger: bytes, or with K, M, G
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = options::parse_size)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, default_value = "1G", value_parser = options::parse_size)]
     pub(super) max_size: u64,
     #[command(flatten)]
     pub(super) run: RunArgs,
@@ -173,7 +177,9 @@ pub(super) struct ExplainArgs {
 }
 
 /// Help goes where it belongs; anything else is one line with the next step.
-pub(super) fn report(error: &clap::Error) -> ExitCode {
+///
+/// `first`: the first argument, which is the command, where there is one.
+pub(super) fn report(error: &clap::Error, first: Option<&OsStr>) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             // A reader that went away has seen enough.
@@ -185,16 +191,20 @@ pub(super) fn report(error: &clap::Error) -> ExitCode {
             problem::USAGE.into()
         }
         _ => {
-            super::complain("error", &one_line(&error.to_string()));
+            super::complain("error", &one_line(&error.to_string(), first));
             problem::USAGE.into()
         }
     }
 }
 
 /// What clap says, without its layout, and the command that tells more.
-fn one_line(rendered: &str) -> String {
+fn one_line(rendered: &str, first: Option<&OsStr>) -> String {
     let mut what = Vec::new();
-    let mut command = "droptrace".to_owned();
+    // Not every message of clap's says which command it is about.
+    let mut command = match first.and_then(OsStr::to_str) {
+        Some(name) if Cli::command().find_subcommand(name).is_some() => format!("droptrace {name}"),
+        _ => "droptrace".to_owned(),
+    };
     for line in rendered.lines().map(str::trim) {
         if let Some(usage) = line.strip_prefix("Usage: ") {
             command = usage
@@ -211,8 +221,6 @@ fn one_line(rendered: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
@@ -229,18 +237,27 @@ mod tests {
         for (words, expected) in [
             (
                 &["live", "--for", "soon"][..],
-                "invalid value 'soon' for '--for <DURATION>': expected number at 0; write it as 30s, 5m or 1h30m; next: droptrace --help",
+                "invalid value 'soon' for '--for <DURATION>': expected number at 0; write it as 30s, 5m or 1h30m; next: droptrace live --help",
+            ),
+            (
+                &["live", "--for", "-5s"],
+                "invalid value '-5s' for '--for <DURATION>': expected number at 0; write it as 30s, 5m or 1h30m; next: droptrace live --help",
+            ),
+            (
+                &["live", "--pid", "-1"],
+                "invalid value '-1' for '--pid <PID>': -1 is not in 1..=4294967295; next: droptrace live --help",
             ),
             (
                 &["live", "--cause", "full-queue"],
-                "invalid value 'full-queue' for '--cause <SLUG>': no such cause; `droptrace explain` lists them; next: droptrace --help",
+                "invalid value 'full-queue' for '--cause <SLUG>': no such cause (is accept-queue-full or syn-queue-full meant?); `droptrace explain` lists them; next: droptrace live --help",
             ),
             (
                 &["capture"],
                 "the following required arguments were not provided: --output <FILE>; next: droptrace capture --help",
             ),
         ] {
-            assert_eq!(one_line(&parse(words).unwrap_err().to_string()), expected);
+            let rendered = parse(words).unwrap_err().to_string();
+            assert_eq!(one_line(&rendered, Some(OsStr::new(words[0]))), expected);
         }
     }
 
@@ -264,6 +281,8 @@ mod tests {
             &["live", "--protocol", "256"],
             &["live", "--for", "0s"],
             &["live", "--for", "5"],
+            &["live", "--for", "99999999999999d"],
+            &["live", "--for", "11y"],
             &["capture", "-o", "f", "--max-size", "1T"],
             &["capture", "-o", "f", "--max-size", "1K"],
             &["watch"],

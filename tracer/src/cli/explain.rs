@@ -2,14 +2,14 @@
 
 use std::{
     fmt::Write as _,
-    io::{IsTerminal, Write as _, stdout},
+    io::{IsTerminal, stdout},
     path::Path,
     process::ExitCode,
 };
 
 use anyhow::Context;
 
-use super::{args::ExplainArgs, problem::Problem};
+use super::{args::ExplainArgs, problem::Problem, suggest};
 use crate::diagnose::{Cause, Family, Topic, catalogue, cause_by_slug, topic_by_slug, topics};
 
 /// Width of text where no terminal tells its own.
@@ -27,34 +27,15 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
             (None, Some(topic)) => explain_topic(topic),
             (None, None) => {
                 return Err(Problem::usage(
-                    format!("no cause is called {slug:?}{}", nearest(slug)),
+                    format!("no cause is called {slug:?}{}", suggest::meant(slug)),
                     "`droptrace explain` lists all",
                 )
                 .into());
             }
         },
     };
-    stdout().write_all(text.as_bytes())?;
+    super::print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// A slug that shares most with a wrong one, to offer it.
-fn nearest(wrong: &str) -> String {
-    let words = |slug: &str| slug.split('-').map(ToOwned::to_owned).collect::<Vec<String>>();
-    let asked = words(wrong);
-    catalogue()
-        .iter()
-        .map(|cause| {
-            let shared = words(cause.slug)
-                .iter()
-                .filter(|word| asked.contains(word))
-                .count();
-            (shared, cause.slug)
-        })
-        .filter(|(shared, _)| *shared > 0)
-        .max_by_key(|(shared, _)| *shared)
-        .map(|(_, slug)| format!(" (is {slug} meant?)"))
-        .unwrap_or_default()
 }
 
 const FAMILIES: [(Family, &str); 10] = [
@@ -242,12 +223,6 @@ mod tests {
             assert!(text.contains(cause.title));
             assert!(cause.evidence.iter().all(|(name, _)| text.contains(name)));
         }
-    }
-
-    #[test]
-    fn a_wrong_slug_is_answered_with_the_nearest() {
-        assert_eq!(nearest("accept-queue"), " (is accept-queue-full meant?)");
-        assert_eq!(nearest("xyz"), "");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::{
     options::{MAX_SIZE, Output, RunOptions},
     run,
 };
+use crate::sink::is_dumb_terminal;
 
 pub(super) fn run(args: LiveArgs) -> anyhow::Result<ExitCode> {
     let options = options(args, stdout().is_terminal() && !is_dumb_terminal() && has_size());
@@ -21,11 +22,6 @@ pub(super) fn run(args: LiveArgs) -> anyhow::Result<ExitCode> {
 /// Whether the terminal knows how large it is. A serial console often does not, and a full screen of nothing is of no use.
 fn has_size() -> bool {
     crossterm::terminal::size().is_ok_and(|(columns, rows)| columns > 0 && rows > 0)
-}
-
-/// A terminal that cannot move its cursor, as `TERM` says.
-fn is_dumb_terminal() -> bool {
-    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
 fn options(args: LiveArgs, full_screen: bool) -> RunOptions {

@@ -10,12 +10,14 @@ pub mod problem;
 pub mod run;
 mod schema;
 mod show;
+mod suggest;
 
 use std::{
     io::{self, Write},
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::Parser;
 
 use self::{
@@ -28,7 +30,7 @@ use crate::context::ContextError;
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return args::report(&error),
+        Err(error) => return args::report(&error, std::env::args_os().nth(1).as_deref()),
     };
     let result = match cli.command {
         Command::Live(args) => live::run(args),
@@ -62,8 +64,13 @@ fn told(error: &anyhow::Error) -> (String, u8) {
         Some(error) => (error.to_string(), problem::USAGE),
         None => {
             let text = format!("{error:#}");
-            let next = "; next: `droptrace doctor` shows what this host offers";
-            let next = if text.contains("next: ") { "" } else { next };
+            let next = if text.contains("next: ") {
+                ""
+            } else if is_full(error) {
+                "; next: make room there, or write to another place"
+            } else {
+                "; next: `droptrace doctor` shows what this host offers"
+            };
             (text + next, problem::FAILURE)
         }
     }
@@ -75,6 +82,27 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Whether there is no more room where we write.
+fn is_full(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| {
+            matches!(
+                cause.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        })
+}
+
+/// Writes the whole answer of a command.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
 }
 
 /// One line on standard error, whatever the text holds.
@@ -93,6 +121,16 @@ mod tests {
         let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("writing");
         assert!(is_closed_pipe(&error));
         assert!(!is_closed_pipe(&anyhow::anyhow!("no")));
+    }
+
+    #[test]
+    fn a_full_disk_asks_for_room() {
+        let full = anyhow::Error::from(io::Error::from(io::ErrorKind::StorageFull)).context("cannot write");
+        assert!(
+            told(&full)
+                .0
+                .ends_with("next: make room there, or write to another place")
+        );
     }
 
     #[test]

@@ -15,16 +15,19 @@ use anyhow::Context;
 use clap::Args;
 use tokio::sync::Notify;
 
-use super::problem::Problem;
+use super::{complain, problem::Problem, suggest};
 use crate::{
     diagnose::Packet,
-    sink::{Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text, Tui},
+    sink::{Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text, Tui, is_dumb_terminal},
 };
 
 /// Largest capture file by default, in bytes.
 pub const MAX_SIZE: u64 = 1 << 30;
 /// Smallest limit of a capture file, in bytes: coverage and some drops fit.
 const MIN_SIZE: u64 = 64 << 10;
+
+/// Longest duration of a run: ten years.
+const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
 
 /// Which packets to see; for `show`, which drops to print.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -36,22 +39,22 @@ pub struct ScopeArgs {
     #[arg(long, value_name = "NAME|PATH|INODE")]
     pub netns: Vec<String>,
     /// Network namespace of this process
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PID", allow_hyphen_values = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Packets from or to this address; repeatable
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", allow_hyphen_values = true)]
     pub addr: Vec<IpAddr>,
     /// Packets from or to this port
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", allow_hyphen_values = true, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
     /// Packets of this protocol: tcp, udp, icmp, icmpv6, sctp, or a number
-    #[arg(long, value_name = "PROTOCOL", value_parser = parse_protocol)]
+    #[arg(long, value_name = "PROTOCOL", allow_hyphen_values = true, value_parser = parse_protocol)]
     pub protocol: Option<u8>,
     /// Drops of this cause; repeatable (`droptrace explain` lists the slugs)
-    #[arg(long, value_name = "SLUG", value_parser = parse_slug)]
+    #[arg(long, value_name = "SLUG", allow_hyphen_values = true, value_parser = parse_slug)]
     pub cause: Vec<String>,
     /// Only this long: 30s, 5m, 1h30m
-    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, value_parser = parse_duration)]
     pub duration: Option<Duration>,
 }
 
@@ -121,7 +124,7 @@ impl RunOptions {
     }
 
     fn open_capture(&self, selection: Selection, path: &Path) -> anyhow::Result<Box<dyn Sink>> {
-        let terminal = stderr().is_terminal();
+        let terminal = stderr().is_terminal() && !is_dumb_terminal();
         let storage: Box<dyn Storage> = if path == Path::new("-") {
             Box::new(stdout())
         } else {
@@ -155,12 +158,20 @@ impl RunOptions {
 
 /// Creates a file, or tells how to go on.
 fn create(path: &Path) -> Result<File, Problem> {
-    File::create(path).map_err(|error| {
+    let held = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file);
+    let file = File::create(path).map_err(|error| {
         Problem::failure(
             format!("cannot write {}: {error}", path.display()),
             "give -o a file in a folder that exists, has space, and that you may write to",
         )
-    })
+    })?;
+    if let Some(held) = held.filter(|held| held.len() > 0) {
+        complain(
+            "note",
+            &format!("{} is overwritten; it held {} bytes", path.display(), held.len()),
+        );
+    }
+    Ok(file)
 }
 
 impl ScopeArgs {
@@ -205,7 +216,7 @@ fn recorded_netns(netns: &str) -> Result<String, Problem> {
 }
 
 /// The protocol as [`crate::diagnose::Drop::protocol`] names it.
-fn protocol_name(protocol: u8) -> Option<String> {
+pub(super) fn protocol_name(protocol: u8) -> Option<String> {
     Packet {
         protocol: Some(protocol),
         ..Packet::default()
@@ -238,6 +249,9 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
 fn parse_duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(duration) if duration.is_zero() => Err("it is zero; say how long, such as 30s".to_owned()),
+        Ok(duration) if duration > LONGEST => {
+            Err("longer than ten years; without it the run goes on until Ctrl-C".to_owned())
+        }
         Ok(duration) => Ok(duration),
         Err(error) => Err(format!("{error}; write it as 30s, 5m or 1h30m")),
     }
@@ -246,7 +260,10 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 fn parse_slug(text: &str) -> Result<String, String> {
     crate::diagnose::cause_by_slug(text)
         .map(|cause| cause.slug.to_owned())
-        .ok_or_else(|| "no such cause; `droptrace explain` lists them".to_owned())
+        .ok_or_else(|| {
+            let meant = suggest::cause_meant(text);
+            format!("no such cause{meant}; `droptrace explain` lists them")
+        })
 }
 
 fn parse_protocol(text: &str) -> Result<u8, String> {
@@ -269,7 +286,7 @@ impl RunOptions {
             && matches!(self.output, Output::Tui | Output::Text(None) | Output::Json(None))
         {
             return Err(Problem::usage(
-                "a command keeps the terminal for itself, so the drops need a file",
+                "a command keeps standard output for itself, so the drops need a file",
                 "say -o FILE before the `--`",
             ));
         }

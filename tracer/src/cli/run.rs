@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    options::{Opened, Output, RunOptions, ScopeArgs},
+    options::{self, Opened, Output, RunOptions, ScopeArgs},
     problem::Problem,
 };
 use crate::{
@@ -383,7 +383,7 @@ impl<'a> Run<'a> {
                     .collect(),
                 addresses: scope.addr.iter().map(ToString::to_string).collect(),
                 port: scope.port,
-                protocol: scope.protocol.map(|number| number.to_string()),
+                protocol: scope.protocol.and_then(options::protocol_name),
                 causes: scope.cause.clone(),
             },
             hooks: self.loaded.states(),

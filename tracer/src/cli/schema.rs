@@ -1,14 +1,11 @@
 //! `droptrace schema`: the JSON schema of a line of JSON output.
 
-use std::{
-    io::{Write, stdout},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use crate::diagnose::Record;
 
 pub(super) fn run() -> anyhow::Result<ExitCode> {
-    stdout().write_all(text()?.as_bytes())?;
+    super::print(&text()?)?;
     Ok(ExitCode::SUCCESS)
 }
 

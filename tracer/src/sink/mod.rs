@@ -56,6 +56,11 @@ pub trait Sink: Send {
     fn finish(&mut self) -> io::Result<()>;
 }
 
+/// A terminal that knows no escape sequences, as `TERM` says.
+pub fn is_dumb_terminal() -> bool {
+    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
+}
+
 /// Takes the names of network namespaces from whatever record tells one.
 pub(crate) fn learn_netns(names: &mut BTreeMap<u32, String>, record: &Record) {
     let mut learn = |inode: u32, name: &Option<String>| {

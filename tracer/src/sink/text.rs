@@ -8,7 +8,7 @@ use std::{
 
 use anstyle::{AnsiColor, Style};
 
-use super::{Origin, Sink, learn_netns, summary, words};
+use super::{Origin, Sink, is_dumb_terminal, learn_netns, summary, words};
 use crate::diagnose::{Coverage, Drop, Gap, Record, Verdict};
 
 /// Colours, or none.
@@ -21,10 +21,10 @@ pub enum Paint {
 }
 
 impl Paint {
-    /// Colour for a terminal, unless the environment holds a `NO_COLOR` that is not empty.
+    /// Colour for a terminal that is not dumb, unless the environment holds a `NO_COLOR` that is not empty.
     pub fn for_terminal(terminal: bool) -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        if terminal && !refused {
+        if terminal && !refused && !is_dumb_terminal() {
             Self::Colour
         } else {
             Self::Plain

@@ -5,7 +5,7 @@ mod coverage;
 
 use std::{
     fmt::Write as _,
-    io::{IsTerminal, Write as _, stdout},
+    io::{IsTerminal, stdout},
     process::ExitCode,
 };
 
@@ -78,7 +78,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         let paint = Paint::for_terminal(stdout().is_terminal());
         text(&report, plan.has_reasons(), paint)
     };
-    stdout().write_all(text.as_bytes())?;
+    super::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
