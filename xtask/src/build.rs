@@ -164,7 +164,7 @@ impl Build {
         if let Some(object) = bpf_object {
             cargo.env("DROPTRACE_BPF_OBJECT", object);
         }
-        shell::run(&mut cargo)?;
+        shell::run_long(&mut cargo)?;
         Ok(folder.join(programs))
     }
 }

@@ -2,9 +2,15 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+
+/// How often a long command is said to run still.
+const STILL_RUNS_EVERY: Duration = Duration::from_secs(30);
 
 /// Says on standard error what is being done now.
 pub(crate) fn step(message: &str) {
@@ -26,9 +32,42 @@ fn describe(command: &Command) -> String {
 /// # Errors
 /// When it cannot be started or ends with a status other than 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command
+    let status = command_status(command)?;
+    ended_well(command, status)
+}
+
+/// The same for a command that may be silent for minutes: says now and then that it still runs.
+///
+/// # Errors
+/// As those of [`run`].
+pub(crate) fn run_long(command: &mut Command) -> Result<()> {
+    let started = Instant::now();
+    let (ended, running) = mpsc::channel::<()>();
+    let status = thread::scope(|scope| {
+        scope.spawn(move || {
+            while let Err(RecvTimeoutError::Timeout) = running.recv_timeout(STILL_RUNS_EVERY) {
+                let seconds = started.elapsed().as_secs();
+                step(&format!(
+                    "still at it, for {} min {:02} s",
+                    seconds / 60,
+                    seconds % 60
+                ));
+            }
+        });
+        let status = command_status(command);
+        drop(ended);
+        status
+    })?;
+    ended_well(command, status)
+}
+
+fn command_status(command: &mut Command) -> Result<ExitStatus> {
+    command
         .status()
-        .with_context(|| format!("cannot start `{}`", describe(command)))?;
+        .with_context(|| format!("cannot start `{}`", describe(command)))
+}
+
+fn ended_well(command: &Command, status: ExitStatus) -> Result<()> {
     if !status.success() {
         bail!("`{}` failed: {status}", describe(command));
     }

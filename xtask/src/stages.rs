@@ -112,7 +112,7 @@ fn choose(names: &[String]) -> Result<Vec<&'static Series>> {
 
 /// Turns the end of a command into one check.
 fn command(name: &str, command: &mut Command) -> Check {
-    match shell::run(command) {
+    match shell::run_long(command) {
         Ok(()) => Check::passed(name, ""),
         Err(error) => Check::failed(name, format!("{error:#}")),
     }

@@ -57,7 +57,7 @@ impl Toolchain {
     pub(crate) fn build_object(&self, workspace: &Workspace) -> Result<PathBuf> {
         step("building the BPF object");
         let folder = workspace.target.join("bpf");
-        shell::run(
+        shell::run_long(
             self.cargo(workspace, "build")
                 .args(["--quiet", "--release", "--target-dir"])
                 .arg(&folder),
@@ -207,7 +207,7 @@ fn build_linker(workspace: &Workspace, llvm: u32, work: &Path) -> Result<()> {
     ));
     // The old kind of run path also serves the libraries of libraries.
     let flags = "-Clink-arg=-Wl,--disable-new-dtags,-rpath,$ORIGIN";
-    shell::run(
+    shell::run_long(
         workspace
             .cargo()
             .current_dir(work)
