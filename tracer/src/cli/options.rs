@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::{ErrorKind, IsTerminal, Write, stderr, stdout},
+    io::{self, ErrorKind, IsTerminal, Write, stderr, stdout},
     net::IpAddr,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -18,7 +18,10 @@ use tokio::sync::Notify;
 use super::{complain, problem::Problem, suggest};
 use crate::{
     diagnose::Packet,
-    sink::{Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text, Tui, is_dumb_terminal},
+    sink::{
+        Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text, Tui, Written,
+        is_dumb_terminal,
+    },
 };
 
 /// Largest capture file by default, in bytes.
@@ -114,10 +117,17 @@ impl RunOptions {
                 Box::new(Selected::new(selection, Text::new(stdout(), paint)))
             }
             Output::Text(Some(path)) => {
-                Box::new(Selected::new(selection, Text::new(create(path)?, Paint::Plain)))
+                let text = Text::new(create(path)?, Paint::Plain);
+                Box::new(Selected::new(selection, written(text, path, true)))
             }
             Output::Json(None) => Box::new(Selected::new(selection, Json::new(stdout()))),
-            Output::Json(Some(path)) => Box::new(Selected::new(selection, Json::new(create(path)?))),
+            Output::Json(Some(path)) => {
+                let json = Json::new(create(path)?);
+                Box::new(Selected::new(
+                    selection,
+                    written(json, path, stderr().is_terminal()),
+                ))
+            }
             Output::Capture(path) => self.open_capture(selection, path)?,
         };
         Ok(Opened { sink, quit: None })
@@ -154,6 +164,16 @@ impl RunOptions {
             quit: Some(quit),
         })
     }
+}
+
+/// Lines to a file: said on standard error, unless a script reads JSON.
+fn written<S: Sink>(sink: S, path: &Path, said: bool) -> Written<S> {
+    let says: Box<dyn Write + Send> = if said {
+        Box::new(stderr())
+    } else {
+        Box::new(io::sink())
+    };
+    Written::new(sink, path.display().to_string(), says)
 }
 
 /// Creates a file, or tells how to go on.

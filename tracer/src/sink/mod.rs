@@ -18,7 +18,7 @@ use std::{collections::BTreeMap, io};
 
 pub use json::Json;
 pub use pcapng::{Pcapng, Storage};
-pub use progress::Captured;
+pub use progress::{Captured, Written};
 pub use select::{Selected, Selection};
 pub use text::{Paint, Text};
 pub use tui::Tui;

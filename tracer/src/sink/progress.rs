@@ -116,3 +116,107 @@ impl<S: Storage> Sink for Captured<S> {
         self.file.finish()
     }
 }
+
+/// Lines that go to a file: says on standard error where they go, and at the end how many drops are there.
+pub struct Written<S> {
+    sink: S,
+    name: String,
+    drops: u64,
+    begun: bool,
+    /// Where it is said.
+    says: Box<dyn Write + Send>,
+}
+
+impl<S: Sink> Written<S> {
+    /// Around `sink`, which writes to the file called `name`; it is said on `says`.
+    pub fn new(sink: S, name: String, says: Box<dyn Write + Send>) -> Self {
+        Self {
+            sink,
+            name,
+            drops: 0,
+            begun: false,
+            says,
+        }
+    }
+}
+
+impl<S: Sink> Sink for Written<S> {
+    fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
+        self.sink.record(record, origin)?;
+        // Nobody may be left to be told; the file is what counts.
+        match record {
+            Record::Coverage(coverage) if !self.begun => {
+                self.begun = true;
+                let _ = writeln!(
+                    self.says,
+                    "writing drops of {} to {}; {}; Ctrl-C ends it",
+                    words::scope(coverage),
+                    self.name,
+                    words::coverage(coverage)
+                );
+            }
+            Record::Drop(_) => self.drops += 1,
+            Record::Summary(end) => {
+                let _ = writeln!(
+                    self.says,
+                    "{} in {}; ended by {} after {:.1} s",
+                    words::count(self.drops, "drop"),
+                    self.name,
+                    end.ended,
+                    end.seconds
+                );
+            }
+            Record::Coverage(_) | Record::Counts(_) => {}
+        }
+        Ok(())
+    }
+
+    fn hidden(&mut self, record: &Record) {
+        self.sink.hidden(record);
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        self.sink.tick()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.sink.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::sink::{Json, samples};
+
+    #[derive(Clone, Default)]
+    struct Said(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Said {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_is_named_at_the_start_and_at_the_end() {
+        let said = Said::default();
+        let mut sink = Written::new(Json::new(Vec::new()), "drops.json".into(), Box::new(said.clone()));
+        sink.record(&Record::Coverage(samples::coverage()), None).unwrap();
+        sink.record(&Record::Coverage(samples::coverage()), None).unwrap();
+        sink.record(&Record::Drop(Box::new(samples::accept_queue())), None)
+            .unwrap();
+        sink.record(&Record::Summary(samples::summary()), None).unwrap();
+        let text = String::from_utf8(said.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.starts_with("writing drops of netns web"), "{text}");
+        assert!(text.contains("to drops.json; coverage 2/3 hooks"), "{text}");
+        assert!(text.contains("\n1 drop in drops.json; ended by "), "{text}");
+    }
+}
