@@ -33,6 +33,8 @@ pub(super) type Prefix = (Address, u8);
 pub(super) struct Device {
     pub(super) name: String,
     pub(super) kind: Option<String>,
+    /// Bytes that fit into a packet.
+    pub(super) mtu: Option<u32>,
 }
 
 /// What a message of the subscription meant.
@@ -153,10 +155,12 @@ impl Addresses {
         let mut device = Device {
             name: String::new(),
             kind: None,
+            mtu: None,
         };
         for (attribute, value) in attributes(body, IFINFOMSG) {
             match attribute {
                 libc::IFLA_IFNAME => device.name = text(value),
+                libc::IFLA_MTU => device.mtu = word(value, 0),
                 libc::IFLA_LINKINFO => {
                     device.kind = attributes(value, 0)
                         .find(|(each, _)| *each == libc::IFLA_INFO_KIND)

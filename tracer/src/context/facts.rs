@@ -148,9 +148,18 @@ impl Gathering {
                             netns,
                             to,
                             from: packet.dst.filter(|&address| local(address)),
+                            iif: None,
                         },
                     )),
                     None => missing.push(("reverse_route", "the packet has no source address")),
+                },
+                Need::Route => match packet.dst {
+                    Some(to) => {
+                        let iif = Some(header.iif).filter(|&index| index != 0);
+                        let from = packet.src.filter(|&address| iif.is_some() || local(address));
+                        questions.push(("route".to_owned(), Question::Route { netns, to, from, iif }));
+                    }
+                    None => missing.push(("route", "the packet has no destination address")),
                 },
                 Need::IpvsServices => match packet.dst {
                     Some(address) => {
@@ -187,6 +196,7 @@ impl Gathering {
             }
             Ok(Answer::Socket(inode)) => self.facts.owner = self.owner(question, inode).await,
             Ok(Answer::Owner(owner)) => self.facts.owner = Some(owner),
+            Ok(Answer::Route(route)) if name == "route" => self.facts.route = Some(route),
             Ok(Answer::Route(route)) => self.facts.reverse_route = Some(route),
             Ok(Answer::Services(services)) => self.facts.ipvs_services = Some(services),
             Ok(Answer::Conntrack(usage)) => self.facts.conntrack = Some(usage),
@@ -250,6 +260,7 @@ const fn field_of(need: &Need) -> &'static str {
         Need::SourceHolder => "source_holder",
         Need::DestinationHolder => "destination_holder",
         Need::ReverseRoute => "reverse_route",
+        Need::Route => "route",
         Need::IpvsServices => "ipvs_services",
         Need::Conntrack => "conntrack",
         Need::Sysctl(name) => name,

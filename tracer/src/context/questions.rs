@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::diagnose::{ConntrackUsage, IpvsService, Listener, Owner, ReverseRoute};
+use crate::diagnose::{ConntrackUsage, IpvsService, Listener, Owner, RouteAnswer};
 
 /// Answers kept; beyond that the stale ones, and if need be all, are forgotten.
 const KEPT: usize = 16_384;
@@ -45,6 +45,8 @@ pub(super) enum Question {
         netns: u32,
         to: IpAddr,
         from: Option<IpAddr>,
+        /// Device that the packet came by, for one that is to be sent on.
+        iif: Option<u32>,
     },
     /// Which IPVS services have an address?
     Services { netns: u32, address: IpAddr },
@@ -73,7 +75,7 @@ pub(super) enum Answer {
     Listener(Listener),
     Socket(u64),
     Owner(Owner),
-    Route(ReverseRoute),
+    Route(RouteAnswer),
     Services(Vec<IpvsService>),
     Conntrack(ConntrackUsage),
     Sysctl(String),

@@ -212,7 +212,7 @@ fn devices_and_addresses(route: &mut Netlink) -> io::Result<(BTreeMap<String, De
         let far = if address.is_ipv4() { FAR_V4 } else { FAR_V6 };
         let near = mask.and_then(|mask| neighbour(address, mask));
         let mut leaves = |to: IpAddr| {
-            let found = routes::lookup(route, to, Some(address)).ok()?;
+            let found = routes::lookup(route, to, Some(address), None).ok()?;
             (found.kind == "unicast").then(|| name_of(found.ifindex))?
         };
         held.push(Held {

@@ -420,6 +420,49 @@ fn the_reverse_route_is_the_kernels() {
 }
 
 #[test]
+fn the_route_of_a_packet_that_came_by_a_device_is_the_kernels() {
+    const INNER: u32 = 10;
+    let Some(lab) = Lab::new() else { return };
+    lab.ip(&format!("link add inner index {INNER} type veth peer name outer"));
+    lab.ip("link add beyond mtu 1300 type veth peer name far");
+    for device in ["inner", "outer", "beyond", "far"] {
+        lab.ip(&format!("link set {device} up"));
+    }
+    lab.ip("addr add 192.0.2.1/24 dev inner");
+    lab.ip("addr add 198.51.100.1/24 dev beyond");
+    lab.ip("route add 203.0.113.0/25 via 198.51.100.9 mtu 1280");
+    lab.ip("route add prohibit 203.0.113.128/25");
+    // The netns of the thread that opens it.
+    if let Err(error) = lab.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")) {
+        return eprintln!("skipped: forwarding cannot be turned on here ({error})");
+    }
+    let (context, _) = start(&ScopeRequest::default());
+    let route = |to: &str| {
+        let event = packet(
+            lab.inode,
+            6,
+            address("192.0.2.5:9"),
+            SocketAddr::new(to.parse().unwrap(), 80),
+        );
+        let header = EventHeader {
+            ifindex: INNER,
+            iif: INNER,
+            ..event.header
+        };
+        let event = RawEvent::new(header, &event.packet, &[]);
+        let found = facts(&context, &event, &[Need::Route]);
+        found.route.unwrap_or_else(|| panic!("{:?}", found.missing))
+    };
+    let device = route("198.51.100.7");
+    assert_eq!(device.device.as_deref(), Some("beyond"));
+    assert_eq!((device.mtu, device.mtu_of_route), (Some(1300), false));
+    let own = route("203.0.113.5");
+    assert_eq!(own.gateway, Some("198.51.100.9".parse().unwrap()));
+    assert_eq!((own.mtu, own.mtu_of_route), (Some(1280), true));
+    assert_eq!(route("203.0.113.200").kind, "prohibit");
+}
+
+#[test]
 fn ten_thousand_events_of_one_listener_cost_next_to_nothing() {
     let Some(lab) = Lab::new() else { return };
     let (context, _) = start(&ScopeRequest::default());

@@ -30,7 +30,7 @@ use super::{
     state::{Flow, Namespace, Shared},
     syns, sysctls,
 };
-use crate::diagnose::{Listener, Moved, ReverseRoute};
+use crate::diagnose::{Listener, Moved, RouteAnswer};
 
 /// Token of the wake-up; every other token is an inode number of a netns.
 const WAKE: u64 = u64::MAX;
@@ -623,9 +623,12 @@ impl Worker {
                 .map_err(words)?
                 .map(Answer::Socket)
                 .ok_or_else(|| "no process has a socket for this packet".to_owned()),
-            Question::Route { netns, to, from } => {
-                let route = routes::lookup(visit.route()?, *to, *from).map_err(words)?;
-                Ok(Answer::Route(ReverseRoute {
+            Question::Route { netns, to, from, iif } => {
+                let route = routes::lookup(visit.route()?, *to, *from, *iif).map_err(words)?;
+                let of_device = route.ifindex.and_then(|index| self.device_mtu(*netns, index));
+                Ok(Answer::Route(RouteAnswer {
+                    mtu: route.mtu.or(of_device),
+                    mtu_of_route: route.mtu.is_some(),
                     device: route.ifindex.map(|index| self.device_name(*netns, index)),
                     gateway: route.gateway,
                     kind: route.kind.to_owned(),
@@ -654,6 +657,11 @@ impl Worker {
             .get(&netns)
             .and_then(|known| known.addresses.device(index))
             .map_or_else(|| format!("device {index}"), |device| device.name.clone())
+    }
+
+    fn device_mtu(&self, netns: u32, index: u32) -> Option<u32> {
+        let state = self.shared.state();
+        state.namespaces.get(&netns)?.addresses.device(index)?.mtu
     }
 
     // Counters.
@@ -706,10 +714,9 @@ impl Worker {
             };
             let grown = syns::growth(&mut watched.connecting, &connecting, total - before);
             for (socket, count) in grown {
-                let route = visit
-                    .route()
-                    .ok()
-                    .and_then(|route| routes::lookup(route, socket.remote.ip(), Some(socket.local)).ok());
+                let route = visit.route().ok().and_then(|route| {
+                    routes::lookup(route, socket.remote.ip(), Some(socket.local), None).ok()
+                });
                 let interface = route
                     .and_then(|route| route.ifindex)
                     .map(|index| self.device_name(netns, index));

@@ -65,6 +65,8 @@ pub enum Need {
     DestinationHolder,
     /// [`Facts::reverse_route`].
     ReverseRoute,
+    /// [`Facts::route`].
+    Route,
     /// [`Facts::ipvs_services`].
     IpvsServices,
     /// [`Facts::conntrack`].
@@ -308,7 +310,7 @@ fn found_by(event: &RawEvent) -> FoundBy {
 }
 
 /// Which way the packet went, by the device that it came by (`skb_iif`) and its route; `None` where they do not tell.
-fn direction(event: &RawEvent) -> Option<Direction> {
+pub(super) fn direction(event: &RawEvent) -> Option<Direction> {
     let (iif, route) = (event.header.iif, event.field(FieldId::Route));
     if event.has(bits::NO_PROTOCOL) {
         None

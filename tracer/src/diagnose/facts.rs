@@ -38,7 +38,9 @@ pub struct Facts {
     /// Settings of the netns by sysctl name (`net.core.somaxconn`).
     pub sysctls: BTreeMap<String, String>,
     /// Where the netns would send a packet to the event's source address.
-    pub reverse_route: Option<ReverseRoute>,
+    pub reverse_route: Option<RouteAnswer>,
+    /// Where the netns would send the packet itself.
+    pub route: Option<RouteAnswer>,
     /// IPVS services that have the destination address, in this netns.
     pub ipvs_services: Option<Vec<IpvsService>>,
     /// Fill of the netns' conntrack table.
@@ -85,14 +87,20 @@ pub struct Owner {
 }
 
 /// Answer of the routing table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReverseRoute {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteAnswer {
     /// Device by which the packet would leave; `None`: unreachable.
     pub device: Option<String>,
     /// Gateway, where the route has one.
     pub gateway: Option<IpAddr>,
     /// Type of the route (`unicast`, `local`, `blackhole`, …).
     pub kind: String,
+    /// Bytes that fit: the route's own MTU where it has one, else the device's.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Whether that is the route's own.
+    #[serde(default)]
+    pub mtu_of_route: bool,
 }
 
 /// A virtual service of IPVS.

@@ -17,7 +17,7 @@ pub use catalogue::{
 };
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
-    AddressHolder, ConntrackUsage, Facts, IpvsDestination, IpvsService, Listener, Owner, ReverseRoute,
+    AddressHolder, ConntrackUsage, Facts, IpvsDestination, IpvsService, Listener, Owner, RouteAnswer,
 };
 pub use reconcile::{Moved, Reconciled, Tallied, WITNESSES, Witness, counter_names, reconcile};
 pub use record::{

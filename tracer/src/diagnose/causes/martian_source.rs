@@ -108,7 +108,7 @@ pub(super) mod tests {
     use droptrace_common::{Site, bits};
 
     use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3};
-    use crate::diagnose::{AddressHolder, Facts, ReverseRoute};
+    use crate::diagnose::{AddressHolder, Facts, RouteAnswer};
 
     fn at(kernel: Kernel, source: &str, reason: &str) -> Sample {
         Sample::freed(kernel, Site::MartianSource, "ip_rcv_finish_core")
@@ -125,10 +125,11 @@ pub(super) mod tests {
                     at(kernel, "127.0.0.1:40000", "IP_LOCALNET")
                         .bits(bits::SOURCE_NOT_UNICAST | bits::SOURCE_LOCAL),
                     at(kernel, "198.51.100.9:40000", "IP_INVALID_SOURCE").fact(|facts| {
-                        facts.reverse_route = Some(ReverseRoute {
+                        facts.reverse_route = Some(RouteAnswer {
                             device: None,
                             gateway: None,
                             kind: "blackhole".to_owned(),
+                            ..RouteAnswer::default()
                         });
                     }),
                 ]

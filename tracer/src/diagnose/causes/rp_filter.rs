@@ -120,7 +120,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 pub(super) mod tests {
     use droptrace_common::{FieldId, Site, bits};
 
-    use crate::diagnose::ReverseRoute;
+    use crate::diagnose::RouteAnswer;
     use crate::diagnose::causes::sample::{Kernel, Sample, V6_1};
 
     pub(in super::super) fn samples() -> Vec<Sample> {
@@ -139,10 +139,11 @@ pub(super) mod tests {
                             if back.is_some() { "1" } else { "2" },
                         )
                         .fact(|facts| {
-                            facts.reverse_route = Some(ReverseRoute {
+                            facts.reverse_route = Some(RouteAnswer {
                                 device: back.map(str::to_owned),
                                 gateway: back.map(|_| "10.1.0.254".parse().expect("an address")),
                                 kind: if back.is_some() { "unicast" } else { "unreachable" }.to_owned(),
+                                ..RouteAnswer::default()
                             });
                         })
                 })
