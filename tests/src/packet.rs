@@ -74,7 +74,7 @@ impl Segment {
 
     /// The IP packet.
     pub fn bytes(&self) -> Result<Vec<u8>> {
-        let mut tcp = ip_builder(self.src.ip(), self.dst.ip())?.tcp(
+        let mut tcp = ip_builder(self.src.ip(), self.dst.ip(), HOPS)?.tcp(
             self.src.port(),
             self.dst.port(),
             self.sequence,
@@ -115,17 +115,29 @@ impl Segment {
     }
 }
 
-fn ip_builder(src: IpAddr, dst: IpAddr) -> Result<etherparse::PacketBuilderStep<etherparse::IpHeaders>> {
+/// TTL or hop limit of a packet that is made without another.
+const HOPS: u8 = 64;
+
+fn ip_builder(
+    src: IpAddr,
+    dst: IpAddr,
+    hops: u8,
+) -> Result<etherparse::PacketBuilderStep<etherparse::IpHeaders>> {
     Ok(match (src, dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), hops),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), hops),
         _ => bail!("{src} and {dst} are of two families"),
     })
 }
 
 /// A UDP datagram in an IP packet.
 pub fn udp(src: SocketAddr, dst: SocketAddr, data: &[u8]) -> Result<Vec<u8>> {
-    let udp = ip_builder(src.ip(), dst.ip())?.udp(src.port(), dst.port());
+    udp_with_hops(src, dst, data, HOPS)
+}
+
+/// The same with this TTL or hop limit. IPv4 says `don't fragment`.
+pub fn udp_with_hops(src: SocketAddr, dst: SocketAddr, data: &[u8], hops: u8) -> Result<Vec<u8>> {
+    let udp = ip_builder(src.ip(), dst.ip(), hops)?.udp(src.port(), dst.port());
     let mut bytes = Vec::with_capacity(udp.size(data.len()));
     udp.write(&mut bytes, data).context("cannot make the datagram")?;
     Ok(bytes)
@@ -138,7 +150,7 @@ pub fn udp(src: SocketAddr, dst: SocketAddr, data: &[u8]) -> Result<Vec<u8>> {
 /// (net/ipv6/icmp.c) take as the end of a request, 5.10 - 7.3.
 pub fn fatal_unreachable(src: IpAddr, dst: IpAddr, about: &[u8]) -> Result<Vec<u8>> {
     let quoted = &about[..about.len().min(200)];
-    let builder = ip_builder(src, dst)?;
+    let builder = ip_builder(src, dst, HOPS)?;
     let mut bytes = Vec::new();
     match src {
         IpAddr::V4(_) => builder

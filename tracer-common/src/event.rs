@@ -155,6 +155,10 @@ numbered! {
         NetfilterReject = 29 => "nf_reject",
         /// Made in user space: a kernel counter moved that no event explains.
         Counter = 30 => "counter",
+        /// `__icmp_send`/`icmp6_send` time exceeded in transit (kernels without drop reasons).
+        TtlExceeded = 31 => "icmp_send:time-exceeded",
+        /// `__icmp_send` fragmentation needed, `icmp6_send` packet too big (kernels without drop reasons).
+        PacketTooBig = 32 => "icmp_send:packet-too-big",
     }
 }
 
@@ -288,6 +292,8 @@ numbered! {
         NeighbourIfindex = 77 => "neighbour_ifindex",
         /// Where the packet's route leads: see [`route`]. Absent without a route.
         Route = 78 => "route",
+        /// MTU that the kernel told the sender of a packet that is too big, in bytes.
+        Mtu = 79 => "mtu",
     }
 }
 
@@ -351,6 +357,12 @@ pub mod bits {
     pub const ARP: u32 = 1 << 27;
     /// A hint or mark of a netfilter verdict waited for such a packet, but is too old to be surely of this one.
     pub const STALE_HINT: u32 = 1 << 28;
+    /// The packet's route is of a type that refuses (`dst_entry.error`): EINVAL blackhole, EACCES prohibit,
+    /// EHOSTUNREACH unreachable. IPv4 gives the last one, too, where forwarding is off: see [`NOT_FORWARDING`].
+    pub const ROUTE_REFUSES: u32 = 1 << 29;
+    /// The error is EHOSTUNREACH, and the device that the packet is on does not forward IPv4. Kernels without drop
+    /// reasons alone: on others the reason tells.
+    pub const NOT_FORWARDING: u32 = 1 << 30;
 }
 
 /// Values of [`FieldId::Route`].

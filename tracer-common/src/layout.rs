@@ -136,6 +136,7 @@ layout! {
     in_device_cnf_data = Member("in_device", "cnf.data");
     devconf_data = Member("ipv4_devconf", "data");
     /// Counted from 1.
+    devconf_forwarding = Enumerator("", "IPV4_DEVCONF_FORWARDING");
     devconf_rp_filter = Enumerator("", "IPV4_DEVCONF_RP_FILTER");
     /// Counted from 1.
     devconf_accept_local = Enumerator("", "IPV4_DEVCONF_ACCEPT_LOCAL");
@@ -211,9 +212,11 @@ layout! {
     arg_icmp_send_skb = Parameter("__icmp_send", "skb_in");
     arg_icmp_send_type = Parameter("__icmp_send", "type");
     arg_icmp_send_code = Parameter("__icmp_send", "code");
+    arg_icmp_send_info = Parameter("__icmp_send", "info");
     arg_icmp6_send_skb = Parameter("icmp6_send", "skb");
     arg_icmp6_send_type = Parameter("icmp6_send", "type");
     arg_icmp6_send_code = Parameter("icmp6_send", "code");
+    arg_icmp6_send_info = Parameter("icmp6_send", "info");
     parameters_peer_is_proven = ParameterCount("tcp_peer_is_proven");
     parameters_tw_process = ParameterCount("tcp_timewait_state_process");
     parameters_check_req = ParameterCount("tcp_check_req");

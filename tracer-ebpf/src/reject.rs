@@ -1,6 +1,6 @@
 //! Packets that are answered by a RST or an ICMP error, and freed soon.
 
-use droptrace_common::Site;
+use droptrace_common::{FieldId, Site};
 
 use crate::{
     args::Entry,
@@ -8,9 +8,14 @@ use crate::{
     kernel::{has, ipvs_layout, layout},
 };
 
-/// ICMP destination unreachable, port unreachable (include/uapi/linux/icmp.h, icmpv6.h).
+/// Types and codes of ICMP (include/uapi/linux/icmp.h).
 const ICMP_PORT_UNREACHABLE: (u64, u64) = (3, 3);
+const ICMP_FRAGMENTATION_NEEDED: (u64, u64) = (3, 4);
+const ICMP_TIME_EXCEEDED: (u64, u64) = (11, 0);
+/// The same of ICMPv6 (include/uapi/linux/icmpv6.h).
 const ICMPV6_PORT_UNREACHABLE: (u64, u64) = (1, 4);
+const ICMPV6_PACKET_TOO_BIG: (u64, u64) = (2, 0);
+const ICMPV6_TIME_EXCEEDED: (u64, u64) = (3, 0);
 
 /// `tcp_v4_send_reset(sk, skb, …)`, net/ipv4/tcp_ipv4.c, and its IPv6 twin: without a socket nobody was there for
 /// the segment. Hooked only where the kernel has no drop reasons.
@@ -22,36 +27,52 @@ pub(crate) fn send_reset_entry(ctx: &impl Entry) {
     }
 }
 
-/// `__icmp_send(skb_in, type, code, …)`, net/ipv4/icmp.c. Hooked only where the kernel has no drop reasons.
+/// `__icmp_send(skb_in, type, code, info, …)`, net/ipv4/icmp.c. Hooked only where the kernel has no drop reasons.
 #[inline(always)]
 pub(crate) fn icmp_send_entry(ctx: &impl Entry) {
     let kind = (
         ctx.argument(layout!(arg_icmp_send_type)) & 0xff,
         ctx.argument(layout!(arg_icmp_send_code)) & 0xff,
     );
-    if kind == ICMP_PORT_UNREACHABLE {
-        port_unreachable(ctx.argument(layout!(arg_icmp_send_skb)));
-    }
+    let site = match kind {
+        ICMP_PORT_UNREACHABLE => Site::PortUnreachable,
+        ICMP_FRAGMENTATION_NEEDED => Site::PacketTooBig,
+        ICMP_TIME_EXCEEDED => Site::TtlExceeded,
+        _ => return,
+    };
+    let mtu = u32::from_be(ctx.argument(layout!(arg_icmp_send_info)) as u32);
+    told(ctx.argument(layout!(arg_icmp_send_skb)), site, mtu);
 }
 
-/// `icmp6_send(skb, type, code, …)`, net/ipv6/icmp.c. Hooked only where the kernel has no drop reasons.
+/// `icmp6_send(skb, type, code, info, …)`, net/ipv6/icmp.c. Hooked only where the kernel has no drop reasons.
 #[inline(always)]
 pub(crate) fn icmp6_send_entry(ctx: &impl Entry) {
     let kind = (
         ctx.argument(layout!(arg_icmp6_send_type)) & 0xff,
         ctx.argument(layout!(arg_icmp6_send_code)) & 0xff,
     );
-    if kind == ICMPV6_PORT_UNREACHABLE {
-        port_unreachable(ctx.argument(layout!(arg_icmp6_send_skb)));
-    }
+    let site = match kind {
+        ICMPV6_PORT_UNREACHABLE => Site::PortUnreachable,
+        ICMPV6_PACKET_TOO_BIG => Site::PacketTooBig,
+        ICMPV6_TIME_EXCEEDED => Site::TtlExceeded,
+        _ => return,
+    };
+    let mtu = ctx.argument(layout!(arg_icmp6_send_info)) as u32;
+    told(ctx.argument(layout!(arg_icmp6_send_skb)), site, mtu);
 }
 
+/// The sender is told why its packet will be freed.
 #[inline(always)]
-fn port_unreachable(skb: u64) {
+fn told(skb: u64, site: Site, mtu: u32) {
     // IPVS and netfilter answer the same way and know more: their hint stays.
-    if !hint::waits(skb) {
-        hint::leave(skb, Site::PortUnreachable, 0, 0, 0, |_| {});
+    if hint::waits(skb) {
+        return;
     }
+    hint::leave(skb, site, 0, 0, 0, |fields| {
+        if site as u16 == Site::PacketTooBig as u16 {
+            fields.push(FieldId::Mtu, u64::from(mtu));
+        }
+    });
 }
 
 /// `nf_send_reset(net, [sk,] oldskb, hook)`, net/ipv4/netfilter/nf_reject_ipv4.c, and its IPv6 twin.

@@ -14,7 +14,7 @@ use crate::{
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
     maps::FREES,
-    packet, scope, time_wait,
+    packet, scope, source_check, time_wait,
 };
 
 /// TIME_WAIT and NEW_SYN_RECV (include/net/tcp_states.h): not full sockets, only `sock_common` may be read.
@@ -119,13 +119,7 @@ fn look(ctx: &RawTracePointContext) {
     if site == Site::MartianSource && rp_filtered(buffer.hint.before, device) {
         found |= bits::RP_FILTER;
     }
-    if refdst != 0 {
-        let error = route_error(refdst);
-        // EHOSTUNREACH, ENETUNREACH
-        if error == 113 || error == 101 {
-            found |= bits::NO_ROUTE;
-        }
-    }
+    found |= refusal(refdst, device, has_reason);
     if ct != 0 && member::<u64>(ct, layout!(ct_status)) & ct_status::DYING != 0 {
         found |= bits::CONNTRACK_DYING;
     }
@@ -210,6 +204,27 @@ fn route_error(refdst: u64) -> u16 {
         return 0;
     }
     member::<i16>(refdst, layout!(dst_error)).unsigned_abs()
+}
+
+/// What that says of the packet's route, in bits. Where forwarding is off, IPv4 has EHOSTUNREACH instead of any other
+/// error, and for a route that leads on, too (net/ipv4/route.c `ip_route_input_slow`, 5.10 - 7.3).
+#[inline(always)]
+fn refusal(refdst: u64, device: u64, has_reason: bool) -> u32 {
+    const EACCES: u16 = 13;
+    const EINVAL: u16 = 22;
+    const ENETUNREACH: u16 = 101;
+    const EHOSTUNREACH: u16 = 113;
+    match route_error(refdst) {
+        ENETUNREACH => bits::NO_ROUTE,
+        EHOSTUNREACH if has_reason => bits::NO_ROUTE | bits::ROUTE_REFUSES,
+        EHOSTUNREACH => match source_check::device_setting(device, layout!(devconf_forwarding)) {
+            Some(0) => bits::NO_ROUTE | bits::NOT_FORWARDING,
+            Some(_) => bits::NO_ROUTE | bits::ROUTE_REFUSES,
+            None => 0,
+        },
+        EACCES | EINVAL => bits::ROUTE_REFUSES,
+        _ => 0,
+    }
 }
 
 /// Where a route leads (see [`route`]), 0 for none. IPv4 marks routes of this host's unicast, broadcast and joined

@@ -35,14 +35,20 @@ pub(crate) fn martian_entry(ctx: &impl Entry) {
                 fields.push_some(FieldId::RpFilterAll, setting(data, rp_filter));
                 fields.push_some(FieldId::AcceptLocalAll, setting(data, accept_local));
             }
-            let in_device: u64 = member(device, layout!(dev_ip_ptr));
-            if in_device != 0 && has(layout!(in_device_cnf_data)) {
-                let data = in_device + offset(layout!(in_device_cnf_data));
-                fields.push_some(FieldId::RpFilterDevice, setting(data, rp_filter));
-                fields.push_some(FieldId::AcceptLocalDevice, setting(data, accept_local));
-            }
+            fields.push_some(FieldId::RpFilterDevice, device_setting(device, rp_filter));
+            fields.push_some(FieldId::AcceptLocalDevice, device_setting(device, accept_local));
         },
     );
+}
+
+/// One of a device's own IPv4 settings; `None` where IPv4 is off.
+#[inline(always)]
+pub(crate) fn device_setting(device: u64, number: u32) -> Option<u64> {
+    let in_device: u64 = member(device, layout!(dev_ip_ptr));
+    if device == 0 || in_device == 0 || !has(layout!(in_device_cnf_data)) {
+        return None;
+    }
+    setting(in_device + offset(layout!(in_device_cnf_data)), number)
 }
 
 /// One value of `struct ipv4_devconf` (include/linux/inetdevice.h): an array of int, counted from 1.

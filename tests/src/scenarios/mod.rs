@@ -7,6 +7,7 @@ use crate::{IpFamily, Netns, Result, Scenario, Test, Tun};
 mod benign;
 mod clean;
 mod conntrack;
+mod forwarding;
 mod ipvs;
 mod listener;
 mod netfilter;
@@ -26,6 +27,7 @@ pub fn all() -> Vec<Scenario> {
         netfilter::SCENARIOS,
         sockets::SCENARIOS,
         routing::SCENARIOS,
+        forwarding::SCENARIOS,
         conntrack::SCENARIOS,
         ipvs::SCENARIOS,
         benign::SCENARIOS,

@@ -3,6 +3,7 @@
 
 mod accept_queue;
 mod benign;
+mod blackhole_route;
 mod clash;
 mod conntrack_insert_race;
 mod conntrack_nat_exhausted;
@@ -19,6 +20,8 @@ mod neigh_failed;
 mod netfilter_rule;
 mod no_route;
 mod no_socket;
+mod not_forwarding;
+mod packet_too_big;
 mod paws_established;
 mod paws_request;
 mod paws_timewait;
@@ -28,6 +31,7 @@ mod syn_queue;
 mod syn_refused;
 mod timestamps;
 mod timewait_old_sequence;
+mod ttl_exceeded;
 mod unknown;
 mod values;
 mod vip_no_service;
@@ -68,6 +72,10 @@ pub(super) static ALL: &[&Cause] = &[
     &no_socket::CAUSE,
     &neigh_failed::CAUSE,
     &benign::MULTICAST_NOT_JOINED,
+    &ttl_exceeded::CAUSE,
+    &packet_too_big::CAUSE,
+    &not_forwarding::CAUSE,
+    &blackhole_route::CAUSE,
     &no_route::CAUSE,
     &netfilter_rule::CAUSE,
     &benign::DUPLICATE_DATA,

@@ -14,12 +14,10 @@ const IPV6_DISCARD: [&str; 3] = ["ip6_pkt_drop", "ip6_pkt_discard", "ip6_pkt_dis
 pub(super) static CAUSE: Cause = Cause {
     slug: "no-route",
     family: Family::Routing,
-    title: "no route to the destination, or forwarding is off",
-    mechanism: "The route lookup for the packet ended in `unreachable`: no route matches, or one of type unreachable does. \
-        With forwarding off this holds for every received packet whose destination is not an address of this netns. ip_error \
-        (net/ipv4/route.c) frees received IPv4 packets, ip6_pkt_discard (net/ipv6/route.c) IPv6 ones, __ip_queue_xmit \
-        (net/ipv4/ip_output.c) segments of a local connection whose route went away. While forwarding is on, and for \
-        IPv6, the sender is told by ICMP. Routes of type blackhole and prohibit are not this cause.",
+    title: "no route to the destination",
+    mechanism: "No route matches the destination of the packet (network unreachable). ip_error (net/ipv4/route.c) frees received IPv4 packets, ip6_pkt_discard (net/ipv6/route.c) IPv6 ones, __ip_queue_xmit \
+        (net/ipv4/ip_output.c) segments of a local connection whose route went away. The sender is told by ICMP. With forwarding off \
+        IPv4 has not-forwarding instead. A route that refuses is blackhole-route.",
     evidence: &[
         ("destination", "address without a route"),
         ("interface", "device that the packet came by"),
@@ -29,7 +27,7 @@ pub(super) static CAUSE: Cause = Cause {
         ),
         (
             "route_error",
-            "what the lookup answered: host-unreachable or network-unreachable",
+            "what the lookup answered: network-unreachable; null when the packet has no route at all",
         ),
         (
             "segment",
@@ -37,9 +35,9 @@ pub(super) static CAUSE: Cause = Cause {
         ),
         ("meaning", "what the loss says"),
     ],
-    remedy: "Add a route, turn forwarding on if this host is a router for the packet, or find out why the packet comes here.",
+    remedy: "Add a route, or find out why the packet comes here.",
     counter: Some(Counter {
-        name: "IpExtInNoRoutes, IpInAddrErrors or IpOutNoRoutes; Ip6InNoRoutes or Ip6OutNoRoutes for IPv6",
+        name: "IpExtInNoRoutes or IpOutNoRoutes; Ip6InNoRoutes or Ip6OutNoRoutes for IPv6",
     }),
     benign: false,
     needs: &[
@@ -57,23 +55,21 @@ fn matches(signature: &Signature<'_>) -> bool {
     if signature.site != Site::Free {
         return false;
     }
-    let unreachable = signature.has(bits::NO_ROUTE);
+    let unreachable =
+        signature.bits & (bits::NO_ROUTE | bits::ROUTE_REFUSES | bits::NOT_FORWARDING) == bits::NO_ROUTE;
     if signature.at(&IPV6_DISCARD) {
-        // Routes of type prohibit share function and reason.
+        // Routes that refuse share function and reason.
         return unreachable
             && (signature.unspecified() || signature.because(&["IP_INNOROUTES", "IP_OUTNOROUTES"]));
     }
     signature.because(&["IP_INNOROUTES", "IP_OUTNOROUTES"])
-        || signature.because(&["IP_INADDRERRORS"]) && signature.at(&["ip_error"])
         || signature.unspecified()
             && (signature.at(&["ip_error"]) && unreachable || signature.at(&["__ip_queue_xmit"]))
 }
 
-/// The sender is told unless forwarding is off or the sender is local; kernels without reasons do not tell which.
+/// The sender is told unless it is local.
 fn verdict(signature: &Signature<'_>) -> Verdict {
-    let forwarding =
-        signature.at(&["ip_error"]) && signature.reason.is_some() && !signature.because(&["IP_INADDRERRORS"]);
-    if forwarding || signature.at(&IPV6_DISCARD) {
+    if signature.at(&["ip_error"]) || signature.at(&IPV6_DISCARD) {
         Verdict::Rejected
     } else {
         Verdict::Dropped
@@ -81,31 +77,14 @@ fn verdict(signature: &Signature<'_>) -> Verdict {
 }
 
 /// What ip_error (net/ipv4/route.c), __ip_queue_xmit (net/ipv4/ip_output.c) and ip6_pkt_drop (net/ipv6/route.c) count,
-/// 5.10 - 7.x. ip_error counts host unreachable only while forwarding is off.
-fn counter(event: &RawEvent, facts: &Facts, forwarding: Option<bool>) -> CountedBy {
+/// 5.10 - 7.x.
+fn counter(event: &RawEvent, facts: &Facts) -> CountedBy {
     let signature = Signature::of_event(event, facts);
     if signature.at(&["__ip_queue_xmit"]) {
         return CountedBy::Named("IpOutNoRoutes");
     }
     if signature.at(&["ip_error"]) {
-        let error = event.field(FieldId::RouteError).map(|error| error as i32);
-        return match error {
-            Some(libc::ENETUNREACH) => CountedBy::Named("IpExtInNoRoutes"),
-            Some(libc::EHOSTUNREACH) => {
-                if signature.because(&["IP_INADDRERRORS"]) {
-                    CountedBy::Named("IpInAddrErrors")
-                } else if signature.reason.is_some() {
-                    CountedBy::Nothing
-                } else {
-                    match forwarding {
-                        Some(false) => CountedBy::Named("IpInAddrErrors"),
-                        Some(true) => CountedBy::Nothing,
-                        None => CountedBy::Cause,
-                    }
-                }
-            }
-            _ => CountedBy::Cause,
-        };
+        return CountedBy::Named("IpExtInNoRoutes");
     }
     if !signature.at(&IPV6_DISCARD) {
         return CountedBy::Cause;
@@ -135,7 +114,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         .map(|value| value != 0);
     let segment = Segment::of(event);
     let outgoing = event.header.iif == 0;
-    found.counter = counter(event, facts, forwarding);
+    found.counter = counter(event, facts);
     found
         .put("destination", packet.dst.map(|ip| ip.to_string()))
         .put("interface", interface)
@@ -145,7 +124,6 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
             event
                 .field(FieldId::RouteError)
                 .and_then(|error| match error as i32 {
-                    libc::EHOSTUNREACH => Some("host-unreachable"),
                     libc::ENETUNREACH => Some("network-unreachable"),
                     _ => None,
                 }),
@@ -193,17 +171,17 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 pub(super) mod tests {
     use droptrace_common::{FieldId, Site, bits};
 
-    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V5_10, V6_1};
+    use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V6_1};
     use crate::diagnose::{Direction, Verdict};
 
-    fn received(kernel: Kernel, reason: &str, error: i32, forwarding: &str) -> Sample {
+    fn received(kernel: Kernel) -> Sample {
         Sample::freed(kernel, Site::Free, "ip_error")
-            .reason_since(V6_1, reason)
+            .reason_since(V6_1, "IP_INNOROUTES")
             .tcp("10.0.0.9:40000", "198.51.100.7:80", SYN)
             .on("eth0")
             .bits(bits::NO_ROUTE)
-            .field(FieldId::RouteError, error as u64)
-            .sysctl("net.ipv4.conf.eth0.forwarding", forwarding)
+            .field(FieldId::RouteError, libc::ENETUNREACH as u64)
+            .sysctl("net.ipv4.conf.eth0.forwarding", "1")
     }
 
     pub(in super::super) fn samples() -> Vec<Sample> {
@@ -211,8 +189,7 @@ pub(super) mod tests {
             .into_iter()
             .flat_map(|kernel| {
                 [
-                    received(kernel, "IP_INADDRERRORS", libc::EHOSTUNREACH, "0"),
-                    received(kernel, "IP_INNOROUTES", libc::ENETUNREACH, "1"),
+                    received(kernel),
                     Sample::freed(kernel, Site::Free, "__ip_queue_xmit")
                         .reason_since(V6_1, "IP_OUTNOROUTES")
                         .tcp("10.0.0.1:40000", "198.51.100.7:80", ACK)
@@ -220,47 +197,41 @@ pub(super) mod tests {
                     Sample::freed(kernel, Site::Free, "ip6_pkt_drop.isra.0")
                         .tcp("[fd00::9]:40000", "[fd01::1]:80", SYN)
                         .on("eth0")
-                        .bits(bits::NO_ROUTE),
+                        .bits(bits::NO_ROUTE)
+                        .sysctl("net.ipv6.conf.eth0.forwarding", "0"),
                 ]
             })
             .collect()
     }
 
     #[test]
-    fn forwarding_that_is_off_is_the_remedy() {
+    fn forwarding_that_is_off_stands_in_the_way_too() {
         for kernel in Kernel::ALL {
-            let off = received(kernel, "IP_INADDRERRORS", libc::EHOSTUNREACH, "0").label();
-            assert_eq!(off.verdict, Verdict::Dropped);
-            assert_eq!(off.evidence["forwarding"], false);
-            assert_eq!(off.counter.as_deref(), Some("IpInAddrErrors"));
-            assert_eq!(off.evidence["route_error"], "host-unreachable");
-            assert_eq!(
-                off.remedy[1].command.as_deref(),
-                Some("sysctl -w net.ipv4.conf.eth0.forwarding=1")
-            );
-            let on = received(kernel, "IP_INNOROUTES", libc::ENETUNREACH, "1").label();
+            let on = received(kernel).label();
+            assert_eq!(on.verdict, Verdict::Rejected);
+            assert_eq!(on.evidence["forwarding"], true);
+            assert_eq!(on.evidence["route_error"], "network-unreachable");
             assert_eq!(on.remedy.len(), 1);
             assert_eq!(
                 on.remedy[0].command.as_deref(),
                 Some("ip route get 198.51.100.7 from 10.0.0.9 iif eth0")
             );
             assert_eq!(on.counter.as_deref(), Some("IpExtInNoRoutes"));
-            // 5.10 does not tell whether the sender got an ICMP error.
-            let told = if kernel == V5_10 {
-                Verdict::Dropped
-            } else {
-                Verdict::Rejected
-            };
-            assert_eq!(on.verdict, told);
         }
+        let off = samples()[2].label();
+        assert_eq!(off.evidence["forwarding"], false);
+        assert_eq!(
+            off.remedy[1].command.as_deref(),
+            Some("sysctl -w net.ipv6.conf.eth0.forwarding=1")
+        );
     }
 
     #[test]
     fn an_outgoing_segment_is_asked_for_without_a_device() {
-        let drop = samples()[2].label();
+        let drop = samples()[1].label();
         assert_eq!(drop.direction, Some(Direction::Out));
         assert_eq!(drop.counter.as_deref(), Some("IpOutNoRoutes"));
-        assert_eq!(samples()[3].label().counter.as_deref(), Some("Ip6InNoRoutes"));
+        assert_eq!(samples()[2].label().counter.as_deref(), Some("Ip6InNoRoutes"));
         assert_eq!(
             drop.evidence["meaning"],
             "the route of a running local connection went away"

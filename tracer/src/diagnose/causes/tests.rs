@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use droptrace_common::{FieldId, Site, bits, route};
 
 use super::{
-    ALL, accept_queue, conntrack_insert_race, conntrack_nat_exhausted, conntrack_table_full,
+    ALL, accept_queue, blackhole_route, conntrack_insert_race, conntrack_nat_exhausted, conntrack_table_full,
     ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse, local_source, martian_destination,
-    martian_source, neigh_failed, netfilter_rule, no_route, no_socket, paws_established, paws_request,
-    paws_timewait, rp_filter,
+    martian_source, neigh_failed, netfilter_rule, no_route, no_socket, not_forwarding, packet_too_big,
+    paws_established, paws_request, paws_timewait, rp_filter,
     sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
-    syn_backlog, syn_queue, syn_refused, table, timewait_old_sequence, unknown, vip_no_service,
+    syn_backlog, syn_queue, syn_refused, table, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service,
 };
 use crate::diagnose::{Cause, Direction};
 
@@ -39,6 +39,10 @@ fn samples(cause: &Cause) -> Vec<Sample> {
         "netfilter-rule" => netfilter_rule::tests::samples(),
         "no-socket" => no_socket::tests::samples(),
         "neigh-failed" => neigh_failed::tests::samples(),
+        "ttl-exceeded" => ttl_exceeded::tests::samples(),
+        "packet-too-big" => packet_too_big::tests::samples(),
+        "not-forwarding" => not_forwarding::tests::samples(),
+        "blackhole-route" => blackhole_route::tests::samples(),
         "no-route" => no_route::tests::samples(),
         "kernel-reason" => unknown::tests::samples_with_reason(),
         "unknown" => unknown::tests::samples_without_reason(),

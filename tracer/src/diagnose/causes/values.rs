@@ -40,6 +40,15 @@ pub(super) fn in_netns(facts: &Facts, owner: Option<&Owner>, command: &str) -> S
     }
 }
 
+/// The command that asks how the packet to `dst` is routed: as one that came by a device, or as one of this host's.
+pub(super) fn on_the_way(event: &RawEvent, facts: &Facts, dst: IpAddr) -> String {
+    let came_by = facts.devices.get(&event.header.iif).zip(event.parse().src);
+    match came_by {
+        Some((interface, src)) => format!("ip route get {dst} from {src} iif {interface}"),
+        None => format!("ip route get {dst}"),
+    }
+}
+
 /// Address and port, as `10.0.0.1:80` or `[fd00::1]:80`; the address alone without a port.
 pub(super) fn endpoint(address: Option<IpAddr>, port: Option<u16>) -> Option<String> {
     Some(match (address?, port) {
