@@ -75,6 +75,7 @@ fn no_route(t: &Test, family: IpFamily, forwarding: bool) -> Result<Outcome> {
     t.expect(&[Expected::rejected(&wire.netns, "no-route", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "no-route")? {
         seen.goes(wire.peer(0), nowhere)?
+            .counter(counter)?
             .evidence("destination", nowhere.ip().to_string())?
             .evidence("interface", "wire")?
             .evidence("forwarding", forwarding)?;

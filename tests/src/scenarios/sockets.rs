@@ -76,7 +76,7 @@ fn datagram(t: &Test, family: IpFamily) -> Result<Outcome> {
     t.expect(&[Expected::rejected(&wire.netns, "no-socket", u64::from(SENT))])?;
     if let Some(seen) = t.drop(&wire.netns, "no-socket")? {
         seen.goes(wire.peer(0), wire.address(PORT))?
-            .counter("UdpNoPorts")?
+            .counter(counter)?
             .evidence("destination", wire.address(PORT).to_string())?
             .evidence("segment", serde_json::Value::Null)?;
     }
