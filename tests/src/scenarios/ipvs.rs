@@ -427,6 +427,7 @@ fn no_destination(t: &Test, family: IpFamily) -> Result<Outcome> {
     t.expect(&[Expected::rejected(&director.netns, "ipvs-no-destination", SENT)])?;
     if let Some(seen) = t.drop(&director.netns, "ipvs-no-destination")? {
         seen.flags("S")?
+            .counter(counter)?
             .evidence("virtual_service", director.vip.to_string())?
             .evidence("scheduler", "rr")?
             .evidence("real_servers", 0)?;

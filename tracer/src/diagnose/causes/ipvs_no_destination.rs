@@ -1,9 +1,13 @@
 //! `ipvs-no-destination`: a virtual service without a usable real server.
 
+use std::net::IpAddr;
+
 use droptrace_common::Site;
 
 use super::{ipvs::Entry, values::in_netns};
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
+use crate::diagnose::{
+    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
+};
 
 /// The scheduler found no server.
 pub(super) static CAUSE: Cause = Cause {
@@ -25,7 +29,7 @@ pub(super) static CAUSE: Cause = Cause {
     ],
     remedy: "Add a real server, or raise the weight or threshold of one. In Kubernetes the service has no ready endpoint.",
     counter: Some(Counter {
-        name: "IcmpOutDestUnreachs",
+        name: "IcmpOutDestUnreachs or Icmp6OutDestUnreachs",
     }),
     benign: false,
     needs: &[Need::IpvsServices],
@@ -36,7 +40,14 @@ pub(super) static CAUSE: Cause = Cause {
 };
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
+    let mut found = Finding {
+        counter: match event.parse().dst {
+            Some(IpAddr::V4(_)) => CountedBy::Named("IcmpOutDestUnreachs"),
+            Some(IpAddr::V6(_)) => CountedBy::Named("Icmp6OutDestUnreachs"),
+            None => CountedBy::Cause,
+        },
+        ..Finding::default()
+    };
     let entry = Entry::of(event);
     let known = entry.known(facts);
     let servers = known.map(|service| service.destinations.len());
@@ -123,6 +134,11 @@ pub(super) mod tests {
             let none = at(kernel, &[]).label();
             assert_eq!(none.verdict, Verdict::Rejected);
             assert_eq!(none.evidence["real_servers"], 0);
+            assert_eq!(none.counter.as_deref(), Some("IcmpOutDestUnreachs"));
+            let six = at(kernel, &[])
+                .tcp("[fd00::9]:40000", "[fd00::10]:80", SYN)
+                .label();
+            assert_eq!(six.counter.as_deref(), Some("Icmp6OutDestUnreachs"));
             assert!(none.remedy[0].action.contains("no ready endpoint"));
             let zero = at(kernel, &[0, 0]).label();
             assert_eq!(zero.evidence["weight_zero"], 2);
