@@ -48,8 +48,8 @@ const TICK: Duration = Duration::from_secs(1);
 const PENDING_MAX: usize = 4096;
 /// Exit status where the run ended before its command, as `timeout` gives it.
 const NOT_ENDED: u8 = 124;
-/// Places without a name that are looked for; a kernel has few.
-const NAMELESS_MAX: usize = 64;
+/// Places of frees in modules that are looked at; a kernel has few.
+const PLACES_MAX: usize = 1_024;
 /// Events taken from the ring at once.
 const BATCH: usize = 512;
 /// How long the drops of a command that ended may still come in.
@@ -101,8 +101,8 @@ struct Run<'a> {
     problems: BTreeMap<String, String>,
     /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
     symbols: Option<JoinHandle<Result<Symbols, PlanError>>>,
-    /// Places of frees that had no name when they were first seen.
-    nameless: HashSet<u64>,
+    /// Places of frees outside the kernel proper that were seen.
+    places: HashSet<u64>,
     /// Why the sink takes no more, once it does not.
     ended: Option<&'static str>,
 }
@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
             lost_syns: LostSyns::default(),
             problems: BTreeMap::new(),
             symbols: None,
-            nameless: HashSet::new(),
+            places: HashSet::new(),
             ended: None,
         })
     }
@@ -276,14 +276,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A place without a name belongs to a module that came a moment ago: looks for it, once for each place, since there
-    /// are others, such as compiled BPF programs.
+    /// Sees to it that a place in a module, when it is first seen, is named by symbols of the modules that are loaded now:
+    /// the kernel tells of a module that came a moment too late for its first drops.
     fn learn_name(&mut self, event: &RawEvent) -> Result<()> {
         let place = event.header.location;
         if place == 0
-            || self.plan.symbols.name(place).is_some()
-            || self.nameless.len() >= NAMELESS_MAX
-            || !self.nameless.insert(place)
+            || self.plan.symbols.is_of_kernel(place)
+            || self.places.len() >= PLACES_MAX
+            || !self.places.insert(place)
+            || self.plan.symbols_are_current()
         {
             return Ok(());
         }

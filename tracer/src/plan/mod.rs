@@ -273,6 +273,12 @@ impl Plan {
         self.choose_all()
     }
 
+    /// Whether the symbols are those of the modules that are loaded now.
+    pub fn symbols_are_current(&self) -> bool {
+        let modules = fs::read_to_string(self.options.path("proc/modules")).unwrap_or_default();
+        self.symbols.are_of(&modules)
+    }
+
     /// Whether the symbols were looked at.
     pub const fn has_symbols(&self) -> bool {
         self.has_symbols

@@ -17,6 +17,8 @@ pub struct Symbols {
     /// All names, one behind the other.
     names: String,
     modules: Vec<Module>,
+    /// Where each module lay when this was read.
+    places: HashMap<String, Range<u64>>,
 }
 
 /// A module that has functions, and where its code may lie.
@@ -66,6 +68,10 @@ impl Symbols {
         for line in text.split(|byte| *byte == b'\n') {
             symbols.line(line, &modules);
         }
+        symbols.places = modules
+            .into_iter()
+            .map(|(name, place)| (name.to_owned(), place))
+            .collect();
         symbols.functions.sort_by_key(|symbol| symbol.address);
         symbols
     }
@@ -122,6 +128,26 @@ impl Symbols {
     /// Whether this module is loaded.
     pub fn has_module(&self, name: &str) -> bool {
         self.modules.iter().any(|module| module.name == name)
+    }
+
+    /// Whether `modules`, the text of `/proc/modules`, tells of the modules that this tells of: code of another one may lie
+    /// where the code of none of them is, which only their sizes in all say something about.
+    pub fn are_of(&self, modules: &str) -> bool {
+        let now = module_addresses(modules);
+        now.len() == self.places.len()
+            && now.iter().all(|(name, place)| {
+                self.places
+                    .get(*name)
+                    .is_some_and(|then| then.start == place.start)
+            })
+    }
+
+    /// Whether the address lies in the kernel proper.
+    pub fn is_of_kernel(&self, address: u64) -> bool {
+        let after = self.functions.partition_point(|symbol| symbol.address <= address);
+        self.functions[..after]
+            .last()
+            .is_some_and(|symbol| symbol.module == 0 && address - symbol.address <= FUNCTION_MAX)
     }
 
     /// The function that this address lies in.
@@ -270,6 +296,19 @@ nf_conntrack 256 2 ip_vs,nf_nat, Live 0xffffffffc0000000
         // Code that is given back once the module has started.
         assert_eq!(symbols.name(0xffff_ffff_bf00_0000), None);
         assert_eq!(Symbols::parse(TEXT, "").name(0xffff_ffff_c000_0020), None);
+    }
+
+    #[test]
+    fn modules_that_came_or_moved_are_noticed() {
+        let symbols = Symbols::parse(TEXT, MODULES);
+        assert!(symbols.are_of(MODULES));
+        assert!(!symbols.are_of(&MODULES.replace("c0000200", "c0000400")));
+        assert!(!symbols.are_of(&format!("{MODULES}nf_tables 4096 0 - Live 0xffffffffc0000800\n")));
+        assert!(!symbols.are_of(""));
+        // Users come and go.
+        assert!(symbols.are_of(&MODULES.replace(" 1 -", " 2 -")));
+        assert!(symbols.is_of_kernel(0xffff_ffff_8100_0210));
+        assert!(!symbols.is_of_kernel(0xffff_ffff_c000_0020));
     }
 
     #[test]
