@@ -119,6 +119,12 @@ pub(crate) fn halves(address: &Address) -> (u64, u64) {
     )
 }
 
+/// Reads an `union nf_inet_addr`-like address of this family from the kernel.
+#[inline(always)]
+pub(crate) fn address_at(address: u64, v6: bool) -> Address {
+    if v6 { read(address) } else { mapped(read(address)) }
+}
+
 /// The same, to a place in a map, where the two ways of writing it are one to the verifier.
 #[inline(always)]
 pub(crate) fn place_address(into: &mut Address, address: u64, v6: bool) {
@@ -128,12 +134,6 @@ pub(crate) fn place_address(into: &mut Address, address: u64, v6: bool) {
         *into = mapped([0; 4]);
         kernel::read_bytes(address, &mut into[12..]);
     }
-}
-
-/// Reads an `union nf_inet_addr`-like address of this family from the kernel.
-#[inline(always)]
-pub(crate) fn address_at(address: u64, v6: bool) -> Address {
-    if v6 { read(address) } else { mapped(read(address)) }
 }
 
 /// Parses the headers in `bytes`, which hold `len` valid bytes of a packet with this EtherType.
