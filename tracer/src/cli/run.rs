@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
     /// Names what the kernel tells by these symbols from now on.
     fn name_by(&mut self, symbols: Symbols) -> Result<()> {
         self.symbols = None;
-        let changed = self.loaded.found_symbols(&mut self.plan, symbols)?;
+        let changed = self.loaded.found_symbols(&mut self.plan, symbols);
         self.ledger
             .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
         if changed {

@@ -7,15 +7,27 @@ use crate::diagnose::{Moved, counter_names};
 
 /// Reads those of the netns that the thread is in. What the kernel does not have, or does not show, is absent.
 pub(super) fn read() -> Moved {
-    let file = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
     let mut found = BTreeMap::new();
-    pairs(&file("netstat"), &mut found);
-    pairs(&file("snmp"), &mut found);
+    for text in [file("netstat"), file("snmp")] {
+        found.extend(pairs(&text).map(|(group, name, value)| (format!("{group}{name}"), value)));
+    }
     columns(&file("snmp6"), &mut found);
     per_cpu("conntrack", &file("stat/nf_conntrack"), &mut found);
     counter_names()
         .filter_map(|name| Some((name, *found.get(name)?)))
         .collect()
+}
+
+/// `TcpExtTCPSynRetrans` of the netns that the thread is in: SYNs that were sent again.
+pub(super) fn syn_retransmissions() -> Option<u64> {
+    pairs(&file("netstat"))
+        .find(|(group, name, _)| (*group, *name) == ("TcpExt", "TCPSynRetrans"))
+        .map(|(_, _, value)| value)
+}
+
+/// A file of the netns that the thread is in; empty where the kernel does not have it.
+fn file(name: &str) -> String {
+    fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()
 }
 
 /// How far they moved.
@@ -30,20 +42,18 @@ pub(super) fn moved(before: &Moved, now: &Moved) -> Moved {
         .collect()
 }
 
-/// Lines in pairs, names and values, both with the group in front (`net/ipv4/proc.c`, 5.10 - 7.3).
-fn pairs(text: &str, found: &mut BTreeMap<String, u64>) {
-    let lines: Vec<&str> = text.lines().collect();
-    for pair in lines.chunks_exact(2) {
-        let (Some((group, names)), Some((_, values))) = (pair[0].split_once(':'), pair[1].split_once(':'))
-        else {
-            continue;
-        };
-        for (name, value) in names.split_whitespace().zip(values.split_whitespace()) {
-            if let Ok(value) = value.parse() {
-                found.insert(format!("{group}{name}"), value);
-            }
-        }
-    }
+/// Lines in pairs, names and values, both with the group in front (`net/ipv4/proc.c`, 5.10 - 7.3): gives group, name
+/// and value.
+fn pairs(text: &str) -> impl Iterator<Item = (&str, &str, u64)> {
+    let (names, values) = (text.lines().step_by(2), text.lines().skip(1).step_by(2));
+    names
+        .zip(values)
+        .filter_map(|(names, values)| {
+            let ((group, names), (_, values)) = (names.split_once(':')?, values.split_once(':')?);
+            let pairs = names.split_whitespace().zip(values.split_whitespace());
+            Some(pairs.filter_map(move |(name, value)| Some((group, name, value.parse().ok()?))))
+        })
+        .flatten()
 }
 
 /// A name and a value a line (`net/ipv6/proc.c`, 5.10 - 7.3).
@@ -76,9 +86,15 @@ mod tests {
     #[test]
     fn three_forms_are_read() {
         let mut found = BTreeMap::new();
-        pairs(
-            "TcpExt: SyncookiesSent ListenDrops\nTcpExt: 3 7\nIp: Forwarding\nIp: 1\n",
-            &mut found,
+        let text =
+            "TcpExt: SyncookiesSent MaxConn ListenDrops\nTcpExt: 3 -1 7\nIp: Forwarding\nIp: 1\nIpExt: Odd\n";
+        assert_eq!(
+            pairs(text).collect::<Vec<_>>(),
+            [
+                ("TcpExt", "SyncookiesSent", 3),
+                ("TcpExt", "ListenDrops", 7),
+                ("Ip", "Forwarding", 1)
+            ]
         );
         columns("Udp6NoPorts    \t12\nnonsense\n", &mut found);
         per_cpu(
@@ -86,8 +102,6 @@ mod tests {
             "entries insert_failed\n00000010 0000000a\n00000010 00000006\n",
             &mut found,
         );
-        assert_eq!(found["TcpExtListenDrops"], 7);
-        assert_eq!(found["IpForwarding"], 1);
         assert_eq!(found["Udp6NoPorts"], 12);
         assert_eq!(found["conntrack:insert_failed"], 16);
         assert!(!found.contains_key("nonsense"));
@@ -106,5 +120,6 @@ mod tests {
     #[test]
     fn the_netns_of_this_thread_has_counters() {
         assert!(read().contains_key("TcpExtListenDrops"));
+        assert!(syn_retransmissions().is_some());
     }
 }

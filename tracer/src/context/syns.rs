@@ -85,23 +85,6 @@ fn original(event: &RawEvent) -> Option<Flow> {
     })
 }
 
-/// TcpExtTCPSynRetrans of the netns that the thread is in.
-pub(super) fn retransmissions() -> Option<u64> {
-    counter(
-        &std::fs::read_to_string("/proc/thread-self/net/netstat").ok()?,
-        "TcpExt:",
-        "TCPSynRetrans",
-    )
-}
-
-/// A counter of `/proc/net/netstat`: a line of names, then one of values.
-fn counter(netstat: &str, group: &str, name: &str) -> Option<u64> {
-    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix(group));
-    let names = lines.next()?.split_whitespace();
-    let values = lines.next()?.split_whitespace();
-    names.zip(values).find(|(each, _)| *each == name)?.1.parse().ok()
-}
-
 /// Sockets that sent their SYN again since the last look, each with how often; together never more often than the
 /// counter grew. Sockets that are gone are forgotten.
 pub(super) fn growth<'a>(
@@ -132,16 +115,6 @@ mod tests {
 
     use super::*;
     use crate::diagnose::{Facts, diagnose};
-
-    #[test]
-    fn a_counter_is_found_by_its_name() {
-        let text =
-            "TcpExt: SyncookiesSent TCPSynRetrans Other\nTcpExt: 1 22 3\nIpExt: InNoRoutes\nIpExt: 9\n";
-        assert_eq!(counter(text, "TcpExt:", "TCPSynRetrans"), Some(22));
-        assert_eq!(counter(text, "IpExt:", "InNoRoutes"), Some(9));
-        assert_eq!(counter(text, "TcpExt:", "Absent"), None);
-        assert_eq!(counter("", "TcpExt:", "TCPSynRetrans"), None);
-    }
 
     #[test]
     fn retransmissions_are_counted_once_and_never_above_the_counter() {

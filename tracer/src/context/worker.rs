@@ -695,7 +695,7 @@ impl Worker {
             let Ok(mut visit) = self.visit(netns) else {
                 continue;
             };
-            let Some(total) = syns::retransmissions() else {
+            let Some(total) = counters::syn_retransmissions() else {
                 continue;
             };
             let Some(watched) = self.watched.get_mut(&netns) else {

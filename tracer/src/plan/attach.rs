@@ -278,14 +278,11 @@ impl Loaded {
 
     /// Has the symbols, which were left for later when the plan was made. Says whether anything became of a hook that was
     /// not so before.
-    ///
-    /// # Errors
-    /// None, once there are symbols.
-    pub fn found_symbols(&mut self, plan: &mut Plan, symbols: Symbols) -> Result<bool, PlanError> {
+    pub fn found_symbols(&mut self, plan: &mut Plan, symbols: Symbols) -> bool {
         let (chosen, before) = (plan.hooks.clone(), self.states());
-        plan.found_symbols(symbols)?;
+        plan.found_symbols(symbols);
         self.follow(plan, &chosen);
-        Ok(before != self.states())
+        before != self.states()
     }
 
     /// Attaches those hooks again for which the plan has another place than before.

@@ -238,7 +238,9 @@ impl Plan {
             options: options.clone(),
         };
         plan.read_modules();
-        plan.choose_all()?;
+        if !plan.choose_all() {
+            plan.find_symbols()?;
+        }
         Ok(plan)
     }
 
@@ -247,9 +249,10 @@ impl Plan {
     /// # Errors
     /// `/proc/kallsyms` cannot be read.
     pub fn refresh(&mut self) -> Result<(), PlanError> {
-        self.set_symbols(self.symbol_reader()()?);
+        let symbols = self.symbol_reader()()?;
         self.read_modules();
-        self.choose_all()
+        self.found_symbols(symbols);
+        Ok(())
     }
 
     /// Looks at the symbols now if that was left for later, and chooses the places of hooks by them.
@@ -261,16 +264,16 @@ impl Plan {
             return Ok(());
         }
         let symbols = self.symbol_reader()()?;
-        self.found_symbols(symbols)
+        self.found_symbols(symbols);
+        Ok(())
     }
 
     /// Chooses the places of hooks by these symbols.
-    ///
-    /// # Errors
-    /// None, once there are symbols.
-    pub fn found_symbols(&mut self, symbols: Symbols) -> Result<(), PlanError> {
-        self.set_symbols(symbols);
-        self.choose_all()
+    pub fn found_symbols(&mut self, symbols: Symbols) {
+        self.symbols = Arc::new(symbols);
+        self.has_symbols = true;
+        let chosen = self.choose_all();
+        debug_assert!(chosen, "symbols leave no question open");
     }
 
     /// Whether the symbols are those of the modules that are loaded now.
@@ -295,18 +298,14 @@ impl Plan {
         }
     }
 
-    fn set_symbols(&mut self, symbols: Symbols) {
-        self.symbols = Arc::new(symbols);
-        self.has_symbols = true;
-    }
-
-    fn choose_all(&mut self) -> Result<(), PlanError> {
+    /// Chooses a place for each hook. False: it takes the symbols to tell.
+    fn choose_all(&mut self) -> bool {
         let chosen = HOOKS
             .iter()
             .map(|hook| self.choose(hook))
             .collect::<Option<Vec<_>>>();
         let Some(chosen) = chosen else {
-            return self.find_symbols();
+            return false;
         };
         self.hooks = HOOKS
             .iter()
@@ -317,7 +316,7 @@ impl Plan {
             Choice::Impossible { reason } => Some((planned.hook, reason.as_str())),
             _ => None,
         }));
-        Ok(())
+        true
     }
 
     /// Whether `skb:kfree_skb` gives a reason.

@@ -144,23 +144,12 @@ impl Symbols {
 
     /// Whether the address lies in the kernel proper.
     pub fn is_of_kernel(&self, address: u64) -> bool {
-        let after = self.functions.partition_point(|symbol| symbol.address <= address);
-        self.functions[..after]
-            .last()
-            .is_some_and(|symbol| symbol.module == 0 && address - symbol.address <= FUNCTION_MAX)
+        self.at(address).is_some_and(|symbol| symbol.module == 0)
     }
 
     /// The function that this address lies in.
     pub fn name(&self, address: u64) -> Option<&str> {
-        let after = self.functions.partition_point(|symbol| symbol.address <= address);
-        let start = self.functions[..after].last()?.address;
-        if start == 0 || address - start > FUNCTION_MAX {
-            return None;
-        }
-        // Several names of one address: the one that other files of the kernel use, else the first.
-        let first = self.functions.partition_point(|symbol| symbol.address < start);
-        let same = &self.functions[first..after];
-        let symbol = same.iter().find(|symbol| symbol.global).or(same.first())?;
+        let symbol = self.at(address)?;
         // Behind a module's code may lie a module that came later, and in place of the code that it ran only once.
         if self
             .module(symbol)
@@ -195,6 +184,19 @@ impl Symbols {
             .map(|symbol| self.function(symbol))
     }
 
+    /// The symbol that an address lies behind. Several names of one address: the one that other files of the kernel use,
+    /// else the first.
+    fn at(&self, address: u64) -> Option<&Symbol> {
+        let after = self.functions.partition_point(|symbol| symbol.address <= address);
+        let start = self.functions[..after].last()?.address;
+        if start == 0 || address - start > FUNCTION_MAX {
+            return None;
+        }
+        let first = self.functions.partition_point(|symbol| symbol.address < start);
+        let same = &self.functions[first..after];
+        same.iter().find(|symbol| symbol.global).or(same.first())
+    }
+
     fn function(&self, symbol: &Symbol) -> Function<'_> {
         Function {
             name: self.text(symbol),
@@ -216,7 +218,7 @@ impl Symbols {
 
 /// Where each module lies: lines of name, size, users, needed by, state, address (`kernel/module/procfs.c` `m_show`,
 /// 5.10 - 7.3). The size includes other parts of the module, which newer kernels put elsewhere.
-fn module_addresses(text: &str) -> HashMap<&str, Range<u64>> {
+pub(super) fn module_addresses(text: &str) -> HashMap<&str, Range<u64>> {
     text.lines()
         .filter_map(|line| {
             let mut words = line.split(' ');

@@ -1,6 +1,6 @@
 //! Tells when kernel modules come or go.
 
-use std::{collections::HashSet, fs, io, os::fd::AsRawFd as _, time::Duration};
+use std::{collections::HashMap, fs, io, ops::Range, os::fd::AsRawFd as _, time::Duration};
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
@@ -10,6 +10,8 @@ use tokio::{
     io::unix::AsyncFd,
     time::{self, Instant},
 };
+
+use super::symbols::module_addresses;
 
 /// Multicast group of the kernel's own device events (`lib/kobject_uevent.c`).
 const KERNEL_EVENTS: u32 = 1;
@@ -29,7 +31,7 @@ const GONE: Duration = Duration::from_secs(1);
 pub struct ModuleWatch {
     events: Option<AsyncFd<OwnedFd>>,
     /// Modules as of the last look, and when to look again: an event may be lost.
-    last: HashSet<String>,
+    last: HashMap<String, Range<u64>>,
     look: Instant,
     /// When to tell what has happened, soonest last. Kept here, since the caller may give up waiting meanwhile.
     due: Vec<Instant>,
@@ -128,16 +130,11 @@ fn is_module_event(message: &[u8]) -> bool {
     message.starts_with(b"add@/module/") || message.starts_with(b"remove@/module/")
 }
 
-/// Lines of `/proc/modules` as far as they name modules and where they lie.
-fn modules() -> HashSet<String> {
-    fs::read_to_string("/proc/modules")
-        .unwrap_or_default()
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split(' ');
-            Some(format!("{} {}", words.next()?, words.next_back()?))
-        })
-        .collect()
+/// Modules, each with where it lies.
+fn modules() -> HashMap<String, Range<u64>> {
+    let text = fs::read_to_string("/proc/modules").unwrap_or_default();
+    let places = module_addresses(&text).into_iter();
+    places.map(|(name, place)| (name.to_owned(), place)).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use droptrace_common::{FieldId, Site, bits};
 
-use super::values::{Segment, device, in_netns, sysctl_number};
+use super::values::{Segment, device, in_netns, on_the_way, sysctl_number};
 use crate::diagnose::{
     Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
 };
@@ -144,13 +144,9 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let Some(dst) = packet.dst else {
         return found;
     };
-    let look = match interface.filter(|_| !outgoing).zip(packet.src) {
-        Some((interface, src)) => format!("ip route get {dst} from {src} iif {interface}"),
-        None => format!("ip route get {dst}"),
-    };
     found.advise(
         format!("See how this netns routes {dst}, and add a route if the packet is right here."),
-        Some(in_netns(facts, None, &look)),
+        Some(in_netns(facts, None, &on_the_way(event, facts, dst))),
         "Reads only. A new route moves all traffic to that network.",
     );
     if let (Some(interface), Some(false), false) = (interface, forwarding, outgoing) {
