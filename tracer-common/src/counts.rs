@@ -53,7 +53,7 @@ pub enum Tally {
     HintsStale = 3,
     /// Exits whose entry was overwritten by a nested call, hence not judged.
     ExitsUnpaired = 4,
-    /// Frees that the second program of `skb:kfree_skb` took over from the first, which the kernel had passed over.
+    /// Frees that later programs of `skb:kfree_skb` took over from the first, which the kernel had passed over.
     FreesTakenOver = 5,
     /// Calls of programs that found no free buffer, hence did nothing.
     BuffersTaken = 6,

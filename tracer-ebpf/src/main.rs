@@ -42,18 +42,26 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 
-use crate::scratch::Function;
+use crate::{scratch::Function, skb_drop::Turn};
 
-#[raw_tracepoint]
-fn kfree_skb(ctx: RawTracePointContext) -> i32 {
-    skb_drop::on_free(&ctx);
-    0
+/// The programs of the tracepoint `skb:kfree_skb`.
+macro_rules! at_free {
+    ($($raw_tracepoint:ident => |$ctx:ident| $work:expr;)*) => {$(
+        #[raw_tracepoint]
+        fn $raw_tracepoint(ctx: RawTracePointContext) -> i32 {
+            let $ctx = &ctx;
+            $work;
+            0
+        }
+    )*};
 }
 
-#[raw_tracepoint]
-fn kfree_skb_again(ctx: RawTracePointContext) -> i32 {
-    skb_drop::on_free_again(&ctx);
-    0
+at_free! {
+    kfree_skb => |ctx| skb_drop::on_free(ctx, Turn::First);
+    kfree_skb_second => |ctx| skb_drop::on_free(ctx, Turn::Later);
+    kfree_skb_third => |ctx| skb_drop::on_free(ctx, Turn::Later);
+    kfree_skb_fourth => |ctx| skb_drop::on_free(ctx, Turn::Last);
+    kfree_skb_look => |ctx| skb_drop::look(ctx);
 }
 
 /// The programs of a function's entry.

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf},
 };
 use droptrace_common::{
     Address, AddressKey, AddressValue, CountKey, CountValue, IpvsLayout, ServiceKey, TALLIES,
@@ -52,6 +52,10 @@ pub(crate) static IPVS_LAYOUT: Array<IpvsLayout> = Array::with_max_entries(1, 0)
 /// Where an event is put together; several, since a program may be interrupted by another.
 #[map]
 pub(crate) static BUFFERS: PerCpuArray<EventBuffer> = PerCpuArray::with_max_entries(emit::BUFFERS_MAX, 0);
+
+/// What the programs of the tracepoint of frees call as their tail.
+#[map]
+pub(crate) static FREE_TAILS: ProgramArray = ProgramArray::with_max_entries(2, 0);
 
 /// Which frees are being looked at.
 #[map]

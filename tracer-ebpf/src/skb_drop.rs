@@ -13,7 +13,7 @@ use crate::{
     hint::{self, HINT_FIELDS},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
-    maps::FREES,
+    maps::{FREE_TAILS, FREES},
     packet, scope, source_check, time_wait,
 };
 
@@ -23,12 +23,16 @@ const TCP_NEW_SYN_RECV: u8 = 12;
 /// LISTEN: a full socket, but of no connection.
 const TCP_LISTEN: u8 = 10;
 
+/// Places in [`FREE_TAILS`]: the program that looks, and one that is left empty.
+const LOOK: u32 = 0;
+const NOTHING: u32 = 1;
+
 /// Frees that programs look at on this CPU.
 #[repr(C)]
 pub(crate) struct Frees {
-    /// How many calls of [`on_free`] are under way.
+    /// How many calls of [`look`] are under way.
     running: u64,
-    /// Packets whose free was looked at within another such call, by [`Frees::place`].
+    /// Packets whose free was looked at, until the last of the tracepoint's programs has seen it, by [`Frees::place`].
     done: [u64; 8],
 }
 
@@ -45,45 +49,67 @@ impl Frees {
     }
 }
 
-/// The free of a packet.
+/// The tracepoint has several programs that all call one as their tail, [`look`]. From 6.1 on the kernel passes a program
+/// over that is at work on this CPU already (`__bpf_trace_run`, kernel/trace/bpf_trace.c): a free in an interrupt, or by
+/// who preempts (7.x), would be lost. The next program takes it over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    First,
+    Later,
+    Last,
+}
+
+/// The free of a packet, once for each program of the tracepoint.
 #[inline(always)]
-pub(crate) fn on_free(ctx: &RawTracePointContext) {
+pub(crate) fn on_free(ctx: &RawTracePointContext, turn: Turn) {
+    if turn != Turn::First && !is_left_over(ctx.arg(0), turn) {
+        return;
+    }
+    // SAFETY: the index is within the array. Where the call fails, user space has not filled the array, and attached nothing.
+    unsafe { FREE_TAILS.tail_call(ctx, LOOK) };
+}
+
+/// Whether no program before has looked at this free.
+#[inline(always)]
+fn is_left_over(skb: u64, turn: Turn) -> bool {
+    let Some(frees) = Frees::here() else { return false };
+    let done = &mut frees.done[Frees::place(skb)];
+    if *done == skb {
+        if turn == Turn::Last {
+            *done = 0;
+        }
+        return false;
+    }
+    if frees.running == 0 {
+        return false;
+    }
+    emit::tally(Tally::FreesTakenOver);
+    true
+}
+
+/// The tail of these programs: what there is to be learnt from the free.
+#[inline(always)]
+pub(crate) fn look(ctx: &RawTracePointContext) {
     let Some(frees) = Frees::here() else { return };
     // SAFETY: valid references; volatile, for those who look from an interrupt.
     unsafe { write_volatile(&raw mut frees.running, frees.running + 1) };
-    look(ctx);
+    if !examine(ctx) {
+        // From 6.13 on, the stack of a program that the kernel never runs within itself may be one per CPU, unless it calls
+        // a tail (`check_max_stack_depth`, kernel/bpf/verifier.c, `bpf_prog_alloc_jit_priv_stack`, kernel/bpf/core.c). This
+        // one runs within itself: so it calls one, of which there is none.
+        // SAFETY: the index is within the array.
+        unsafe { FREE_TAILS.tail_call(ctx, NOTHING) };
+    }
     let Some(frees) = Frees::here() else { return };
     // SAFETY: as above.
     unsafe { write_volatile(&raw mut frees.running, frees.running - 1) };
-    if frees.running != 0 {
-        let skb: u64 = ctx.arg(0);
-        frees.done[Frees::place(skb)] = skb;
-    }
-}
-
-/// The same free, once more. From 6.1 on the kernel passes a program over that is at work on this CPU already
-/// (`__bpf_trace_run`, kernel/trace/bpf_trace.c): a free in an interrupt, or by who preempts (7.x), would be lost. This
-/// second program of the tracepoint takes it over. It cannot call the first one as its tail: from 6.13 on, the stack of
-/// a program that the kernel never runs within itself may be one per CPU (`bpf_prog_alloc_jit_priv_stack`,
-/// kernel/bpf/core.c).
-#[inline(always)]
-pub(crate) fn on_free_again(ctx: &RawTracePointContext) {
-    let Some(frees) = Frees::here() else { return };
-    if frees.running == 0 {
-        return;
-    }
     let skb: u64 = ctx.arg(0);
-    let done = &mut frees.done[Frees::place(skb)];
-    if *done == skb {
-        *done = 0;
-        return;
-    }
-    emit::tally(Tally::FreesTakenOver);
-    look(ctx);
+    frees.done[Frees::place(skb)] = skb;
 }
 
+/// False: there was no buffer to do it in.
 #[inline(always)]
-fn look(ctx: &RawTracePointContext) {
+fn examine(ctx: &RawTracePointContext) -> bool {
     let skb: u64 = ctx.arg(0);
     let location: u64 = ctx.arg(1);
     let arguments = layout!(kfree_skb_arguments);
@@ -94,7 +120,9 @@ fn look(ctx: &RawTracePointContext) {
     } else {
         0
     };
-    let Some(buffer) = emit::acquire() else { return };
+    let Some(buffer) = emit::acquire() else {
+        return false;
+    };
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
     let mut found = emit::take_packet(buffer, skb);
@@ -181,6 +209,7 @@ fn look(ctx: &RawTracePointContext) {
         }
     }
     emit::release(buffer);
+    true
 }
 
 /// Index of the device that the packet is on, came by, or is to leave by. `skb->dev` shares its place with other

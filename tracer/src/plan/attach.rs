@@ -12,7 +12,7 @@ use std::{
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
-    maps::{Array, MapError, MapType},
+    maps::{Array, MapError, MapType, ProgramArray},
     programs::{Program, ProgramError, ProgramFd},
 };
 use droptrace_common::{IpvsLayout, Layout, Scope};
@@ -26,6 +26,10 @@ use crate::diagnose::{Gap, HookState};
 
 /// Map that carries the layout of modules to the programs.
 const MODULE_LAYOUT_MAP: &str = "IPVS_LAYOUT";
+
+/// What all programs of the tracepoint call as their tail, and the map by which they do so.
+const TAIL: &str = "kfree_skb_look";
+const TAIL_MAP: &str = "FREE_TAILS";
 
 /// The kernel's own "operation not supported" (`include/linux/errno.h` `ENOTSUPP`): trampolines refuse a function with it.
 const ENOTSUPP: i32 = 524;
@@ -115,6 +119,19 @@ struct Attached {
     links: Vec<Link>,
 }
 
+impl Attached {
+    fn failed(hook: &'static Hook, reason: Option<String>) -> Self {
+        Self {
+            hook,
+            state: State::Failed,
+            symbol: None,
+            method: None,
+            reason,
+            links: Vec::new(),
+        }
+    }
+}
+
 /// A link of any kind, kept only to be dropped.
 type Link = Box<dyn Any + Send>;
 
@@ -127,6 +144,8 @@ pub struct Loaded {
     functions: Btf,
     ipvs: bool,
     modules: Vec<(&'static str, u64)>,
+    /// Whether [`TAIL`] is there; else why not.
+    tail: Result<(), String>,
     /// Programs that were loaded, or could not be, before their module came.
     prepared: HashSet<String>,
 }
@@ -157,8 +176,11 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
+    let mut ebpf = loader.load(object)?;
+    let tail = load_tail(&mut ebpf);
     let mut loaded = Loaded {
-        ebpf: loader.load(object)?,
+        ebpf,
+        tail,
         functions: plan.function_ids()?,
         hooks: Vec::new(),
         ipvs: options.ipvs,
@@ -167,6 +189,24 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     };
     loaded.write_module_layout(&plan.module_layout)?;
     Ok(loaded)
+}
+
+/// Loads [`TAIL`] and puts it where it is called.
+fn load_tail(ebpf: &mut Ebpf) -> Result<(), String> {
+    let absent = |what: &str| format!("the BPF object has no {what}");
+    let Some(Program::RawTracePoint(tail)) = ebpf.program_mut(TAIL) else {
+        return Err(absent(TAIL));
+    };
+    let told = |error: &ProgramError| format!("{TAIL}: {}", in_words(error));
+    tail.load().map_err(|error| told(&error))?;
+    let tail = tail
+        .fd()
+        .and_then(|fd| Ok(fd.try_clone()?))
+        .map_err(|error| told(&error))?;
+    let map = ebpf.map_mut(TAIL_MAP).ok_or_else(|| absent(TAIL_MAP))?;
+    ProgramArray::try_from(map)
+        .and_then(|mut map| map.set(0, &tail, 0))
+        .map_err(|error| format!("{TAIL_MAP}: {}", chain(&error)))
 }
 
 impl Loaded {
@@ -344,7 +384,7 @@ impl Loaded {
     /// Attaches hooks side by side, since the kernel lets each wait until no CPU runs the code that it changes. The free
     /// comes last: without the hooks that know why, it would have no more to say than its place.
     fn attach_all(&mut self, hooks: &[&PlannedHook]) -> Vec<Attached> {
-        let (ipvs, functions) = (self.ipvs, &self.functions);
+        let (ipvs, functions, tail) = (self.ipvs, &self.functions, &self.tail);
         let mut programs: HashMap<&str, &mut Program> = self.ebpf.programs_mut().collect();
         let mut own = |hook: &Hook| -> Programs<'_> {
             Method::ALL
@@ -355,7 +395,7 @@ impl Loaded {
                 .collect()
         };
         let mut attached: Vec<Option<Attached>> = hooks.iter().map(|_| None).collect();
-        let is_tracepoint = |planned: &PlannedHook| matches!(planned.hook.target, Target::Tracepoint(_));
+        let is_tracepoint = |planned: &PlannedHook| matches!(planned.hook.target, Target::Tracepoint(..));
         thread::scope(|scope| {
             for (planned, place) in hooks.iter().zip(&mut attached) {
                 if !is_tracepoint(planned) {
@@ -367,7 +407,10 @@ impl Loaded {
         // In the order of the table, in which the kernel calls them.
         for (planned, place) in hooks.iter().zip(&mut attached) {
             if is_tracepoint(planned) {
-                *place = Some(attach(planned, &mut own(planned.hook), functions, ipvs));
+                *place = Some(match tail {
+                    Ok(()) => attach(planned, &mut own(planned.hook), functions, ipvs),
+                    Err(reason) => Attached::failed(planned.hook, Some(reason.clone())),
+                });
             }
         }
         attached.into_iter().flatten().collect()
@@ -380,14 +423,7 @@ type Programs<'a> = HashMap<String, &'a mut Program>;
 /// Attaches a hook if it can and should be.
 fn attach(planned: &PlannedHook, programs: &mut Programs<'_>, functions: &Btf, ipvs: bool) -> Attached {
     let hook = planned.hook;
-    let mut attached = Attached {
-        hook,
-        state: State::Failed,
-        symbol: None,
-        method: None,
-        reason: None,
-        links: Vec::new(),
-    };
+    let mut attached = Attached::failed(hook, None);
     match &planned.choice {
         Choice::NotNeeded { reason } => {
             attached.state = State::NotNeeded;
@@ -448,7 +484,8 @@ fn attach_at(
         match tried {
             Ok(()) => {
                 // Exits come first in the list, as they are attached first; entries come first in words.
-                let method: Vec<&str> = named.iter().rev().map(|(_, kind)| *kind).collect();
+                let mut method: Vec<&str> = named.iter().rev().map(|(_, kind)| *kind).collect();
+                method.dedup();
                 return Ok((method.join("+"), links));
             }
             // The links made so far are dropped here: a hook is never half attached.
@@ -511,15 +548,19 @@ fn attach_program(program: &mut Program, place: &Place, functions: &Btf) -> Resu
 }
 
 /// The programs that attach a hook by this method, with the name of the method, in the order in which they are
-/// attached: the exit first, so that no entry is noted whose exit is missed.
+/// attached: the exit first, so that no entry is noted whose exit is missed; those of a tracepoint as the kernel is to
+/// call them.
 fn programs_of(hook: &Hook, method: Method) -> Vec<(String, &'static str)> {
-    let (entry, exit) = match method {
-        Method::RawTracepoint => return vec![(hook.name.to_owned(), "raw_tracepoint")],
-        Method::Trampoline => ("fentry", "fexit"),
-        Method::Probe => ("kprobe", "kretprobe"),
-    };
-    let Target::Function(_, phases) = hook.target else {
-        return Vec::new();
+    let (phases, entry, exit) = match (hook.target, method) {
+        (Target::Tracepoint(_, programs), Method::RawTracepoint) => {
+            return programs
+                .iter()
+                .map(|name| ((*name).to_owned(), "raw_tracepoint"))
+                .collect();
+        }
+        (Target::Function(_, phases), Method::Trampoline) => (phases, "fentry", "fexit"),
+        (Target::Function(_, phases), Method::Probe) => (phases, "kprobe", "kretprobe"),
+        _ => return Vec::new(),
     };
     let kinds: &[&'static str] = match phases {
         Phases::Entry => &[entry],

@@ -4,7 +4,8 @@
 /// A place in the kernel, what is to be learnt there, and what a look costs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// Name: the programs are called `NAME_fentry`, `NAME_fexit`, `NAME_kprobe`, `NAME_kretprobe`, or just NAME for a tracepoint.
+    /// Name: the programs are called `NAME_fentry`, `NAME_fexit`, `NAME_kprobe`, `NAME_kretprobe`; those of a tracepoint are
+    /// listed with it.
     pub name: &'static str,
     /// What it tells.
     pub doc: &'static str,
@@ -25,8 +26,8 @@ pub struct Hook {
 /// What a hook is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A raw tracepoint.
-    Tracepoint(&'static str),
+    /// A raw tracepoint, and the programs that are attached to it, in the order in which the kernel calls them.
+    Tracepoint(&'static str, &'static [&'static str]),
     /// The first of these functions that the kernel has and lets be hooked.
     Function(&'static [&'static str], Phases),
 }
@@ -121,7 +122,7 @@ pub const HOOKS: &[Hook] = &[
     Hook {
         name: "kfree_skb",
         doc: "every packet that is freed as dropped",
-        target: Target::Tracepoint("kfree_skb"),
+        target: Target::Tracepoint("kfree_skb", &["kfree_skb"]),
         needs: &[
             "skb_len",
             "skb_head",
@@ -159,13 +160,16 @@ pub const HOOKS: &[Hook] = &[
     Hook {
         name: "kfree_skb_again",
         doc: "packets that are freed while kfree_skb is at work on the same CPU: the kernel passes that program over then",
-        target: Target::Tracepoint("kfree_skb"),
+        target: Target::Tracepoint(
+            "kfree_skb",
+            &["kfree_skb_second", "kfree_skb_third", "kfree_skb_fourth"],
+        ),
         needs: &["skb_head", "skb_data"],
         serves: &[part(
             "unknown",
             "drops within the handling of another one, on the same CPU",
         )],
-        price: "once for each packet dropped, for a look at whether the other program has seen it",
+        price: "three times for each packet dropped, for a look at whether another program has seen it",
         ..ROW
     },
     Hook {

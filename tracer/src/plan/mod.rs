@@ -370,7 +370,7 @@ impl Plan {
             });
         }
         let place = match hook.target {
-            Target::Tracepoint(name) => self.tracepoint(name),
+            Target::Tracepoint(name, _) => self.tracepoint(name),
             Target::Function(names, phases) => self.function(hook, names, phases),
         };
         let place = match place {
@@ -573,7 +573,7 @@ impl Plan {
 fn function_names() -> impl Iterator<Item = &'static str> {
     HOOKS.iter().flat_map(|hook| match hook.target {
         Target::Function(names, _) => names.iter().copied(),
-        Target::Tracepoint(_) => [].iter().copied(),
+        Target::Tracepoint(..) => [].iter().copied(),
     })
 }
 

@@ -211,7 +211,7 @@ impl Ledger {
             })
             .collect();
         let tally = |which: Tally| totals.tallies[which as usize];
-        // What the second program of the tracepoint took over from the first is not lost.
+        // What later programs of the tracepoint took over from the first is not lost.
         passed_over.remove("kfree_skb_again");
         let frees = passed_over.remove("kfree_skb").unwrap_or(0);
         let frees_lost = frees.saturating_sub(tally(Tally::FreesTakenOver));
