@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::{
     Result,
-    test::{Kernel, Outcome, Scenario, Test, late},
+    test::{Kernel, Labels, Outcome, Scenario, Test, late},
     trace::Trace,
 };
 
@@ -92,7 +92,12 @@ pub fn run(scenarios: &[Scenario], results: &Path, with_droptrace: bool) -> Resu
         one(number, scenario, trace.as_ref(), &results)?;
     }
     if let Some(trace) = &trace {
-        results.record("droptrace-stays-readable", Duration::ZERO, whole_run(trace))?;
+        results.record(
+            "droptrace-stays-readable",
+            Duration::ZERO,
+            whole_run(trace),
+            &Labels::new(),
+        )?;
     }
     let totals = *results.totals.lock().unwrap_or_else(PoisonError::into_inner);
     println!(
@@ -155,22 +160,25 @@ fn one(number: u8, scenario: Scenario, trace: Option<&Arc<Trace>>, results: &Res
     let (say, heard) = mpsc::channel();
     let trace = trace.cloned();
     thread::spawn(move || {
+        let mut labels = Labels::new();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let test = Test::new(scenario.name, number, trace)?;
-            (scenario.run)(&test)
+            let outcome = (scenario.run)(&test);
+            labels = test.labels();
+            outcome
         }))
         .unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
         // Nobody listens any more when the time was up.
-        let _ = say.send(outcome);
+        let _ = say.send((outcome, labels));
     });
-    let outcome = heard
+    let (outcome, labels) = heard
         .recv_timeout(LIMIT)
-        .unwrap_or_else(|_| Err(anyhow::anyhow!("not done within {LIMIT:?}")));
-    results.record(scenario.name, started.elapsed(), outcome)
+        .unwrap_or_else(|_| (Err(anyhow::anyhow!("not done within {LIMIT:?}")), Labels::new()));
+    results.record(scenario.name, started.elapsed(), outcome, &labels)
 }
 
 impl Results {
-    fn record(&self, name: &str, took: Duration, outcome: Result<Outcome>) -> Result<()> {
+    fn record(&self, name: &str, took: Duration, outcome: Result<Outcome>, labels: &Labels) -> Result<()> {
         let (status, detail) = match outcome {
             Ok(Outcome::Passed(detail)) => ("passed", detail),
             Ok(Outcome::Skipped(reason)) => ("skipped", reason),
@@ -190,6 +198,7 @@ impl Results {
             "scenario": name,
             "status": status,
             "detail": detail,
+            "labels": labels,
             "seconds": (took.as_secs_f64() * 100.0).round() / 100.0,
         }))
     }

@@ -9,7 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use droptrace::diagnose::{Counts, Direction, Drop as Labelled, Verdict};
+use droptrace::diagnose::{Counts, Direction, Drop, Verdict};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::{Netns, Result, trace::Trace};
@@ -143,6 +144,18 @@ impl Expected {
 /// Totals by netns, cause and verdict.
 type Totals = BTreeMap<(u32, String, Verdict), u64>;
 
+/// Packets of one label in a scenario.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Labelled {
+    /// As many were provoked.
+    pub expected: u64,
+    /// As many droptrace gave the label.
+    pub seen: u64,
+}
+
+/// What was expected and seen, by the slug of the cause: a row of the confusion matrix.
+pub type Labels = BTreeMap<String, Labelled>;
+
 /// What a running scenario holds.
 pub struct Test {
     name: String,
@@ -150,6 +163,7 @@ pub struct Test {
     trace: Option<Arc<Trace>>,
     kernel: Kernel,
     netns: Mutex<Vec<Made>>,
+    labels: Mutex<Labels>,
 }
 
 struct Made {
@@ -170,6 +184,7 @@ impl Test {
             trace,
             kernel: Kernel::running()?,
             netns: Mutex::default(),
+            labels: Mutex::default(),
         })
     }
 
@@ -291,6 +306,7 @@ impl Test {
         loop {
             let counts = trace.counts()?;
             let mut seen = self.grown(&counts, false);
+            self.note_labels(&wanted, &seen);
             seen.retain(|(_, cause, _), _| !beside.contains(&cause.as_str()));
             if seen == wanted {
                 let since = *right_since.get_or_insert_with(Instant::now);
@@ -310,6 +326,22 @@ impl Test {
             }
             thread::sleep(Duration::from_millis(150));
         }
+    }
+
+    /// Labels as of the last [`Self::expect`], which is about all that the scenario did.
+    pub fn labels(&self) -> Labels {
+        self.labels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_labels(&self, wanted: &Totals, seen: &Totals) {
+        let mut labels = Labels::new();
+        for ((_, cause, _), packets) in wanted {
+            labels.entry(cause.clone()).or_default().expected += packets;
+        }
+        for ((_, cause, _), packets) in seen {
+            labels.entry(cause.clone()).or_default().seen += packets;
+        }
+        *self.labels.lock().unwrap_or_else(PoisonError::into_inner) = labels;
     }
 
     /// Checks that this many packets of a benign cause were counted in a netns, at least.
@@ -386,7 +418,7 @@ impl Test {
 
     /// The full events that nobody expected, the first one of each kind, to understand a failure.
     fn unexpected(&self, wanted: &Totals, beside: &[&str]) -> String {
-        let mut kinds: BTreeMap<String, (u64, Arc<Labelled>)> = BTreeMap::new();
+        let mut kinds: BTreeMap<String, (u64, Arc<Drop>)> = BTreeMap::new();
         for drop in self.all_drops() {
             let key = (drop.netns.unwrap_or(0), drop.cause.clone(), drop.verdict);
             if !drop.benign && !wanted.contains_key(&key) && !beside.contains(&drop.cause.as_str()) {
@@ -406,7 +438,7 @@ impl Test {
             .concat()
     }
 
-    fn all_drops(&self) -> Vec<Arc<Labelled>> {
+    fn all_drops(&self) -> Vec<Arc<Drop>> {
         let Some(trace) = &self.trace else {
             return Vec::new();
         };
@@ -426,7 +458,7 @@ impl Test {
     }
 
     /// Full events of a cause in a netns, so far.
-    pub fn drops(&self, netns: &Netns, cause: &str) -> Vec<Arc<Labelled>> {
+    pub fn drops(&self, netns: &Netns, cause: &str) -> Vec<Arc<Drop>> {
         self.all_drops()
             .into_iter()
             .filter(|drop| drop.netns == Some(netns.inode()) && drop.cause == cause)
@@ -439,7 +471,7 @@ impl Test {
         &self,
         netns: &Netns,
         cause: &str,
-        wanted: impl Fn(&Labelled) -> bool,
+        wanted: impl Fn(&Drop) -> bool,
     ) -> Result<Option<Seen>> {
         if self.trace.is_none() {
             return Ok(None);
@@ -479,7 +511,7 @@ impl Test {
 
 /// A labelled drop under test.
 #[derive(Clone, Debug)]
-pub struct Seen(pub Arc<Labelled>);
+pub struct Seen(pub Arc<Drop>);
 
 impl Seen {
     fn complete(&self, netns: &Netns) -> Result<()> {
@@ -624,7 +656,7 @@ impl Seen {
 }
 
 /// Whether an event had to go without a fact, since the system did not answer in time.
-pub fn late(drop: &Labelled) -> bool {
+pub fn late(drop: &Drop) -> bool {
     drop.missing
         .values()
         .any(|reason| reason.contains("no answer within"))

@@ -4,6 +4,7 @@ mod build;
 mod debian;
 mod guest;
 mod host;
+mod matrix;
 mod report;
 mod results;
 mod run;

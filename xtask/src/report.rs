@@ -3,8 +3,12 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use crate::matrix::Matrix;
 use crate::results::{self, Check, Status, Tally};
 use crate::shell::step;
+
+/// How the name of a stage begins whose checks are the scenarios of a guest.
+pub(crate) const GUEST: &str = "guest ";
 
 /// One stage of a test run.
 pub(crate) struct Stage {
@@ -96,13 +100,24 @@ impl Report {
         for note in &self.notes {
             println!("note: {note}");
         }
+        print!("{}", self.matrix().summary());
+    }
+
+    /// What packets were labelled as, scenario by scenario, in each guest.
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
+        let mut matrix = Matrix::default();
+        for stage in &self.stages {
+            if let Some(guest) = stage.name.strip_prefix(GUEST) {
+                matrix.add(guest, &stage.checks);
+            }
+        }
+        matrix
     }
 
     /// The result as a page of documentation.
-    pub(crate) fn markdown(&self, commit: &str) -> String {
-        let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
+    pub(crate) fn markdown(&self, run: &str) -> String {
         let mut page = format!(
-            "# Test results\n\n`cargo xtask test --full` on {date}, at {commit}: **{}**.\n\n\
+            "# Test results\n\n{run}: **{}**. What was labelled as what: [confusion-matrix.md](confusion-matrix.md).\n\n\
              | stage | minutes | passed | failed | skipped |\n|---|---|---|---|---|\n",
             self.total()
         );
@@ -122,7 +137,7 @@ impl Report {
         for note in &self.notes {
             write!(page, "\n{note}\n").expect("a string can be written to");
         }
-        for stage in self.stages.iter().filter(|stage| stage.name.starts_with("guest")) {
+        for stage in self.stages.iter().filter(|stage| stage.name.starts_with(GUEST)) {
             write!(
                 page,
                 "\n## {}\n\n| scenario | result | what was seen |\n|---|---|---|\n",
@@ -182,10 +197,7 @@ mod tests {
         });
         report.note("a note".to_owned());
         let page = report.markdown("abc");
-        assert!(
-            page.contains("at abc: **2 passed, 0 failed, 1 skipped**"),
-            "{page}"
-        );
+        assert!(page.contains("abc: **2 passed, 0 failed, 1 skipped**"), "{page}");
         assert!(page.contains("| formatting | 0.0 | 1 | 0 | 0 |"), "{page}");
         assert!(
             page.contains("| accept-queue-full | passed | 12 drops by \\| hook |"),

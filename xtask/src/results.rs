@@ -1,5 +1,6 @@
 //! Results of tests: reading them, and summing them up.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -51,7 +52,21 @@ pub(crate) struct Check {
     pub(crate) status: Status,
     /// What was seen; for a skip, the reason.
     pub(crate) detail: String,
+    /// Of a scenario: what packets were labelled as.
+    pub(crate) labels: Labels,
 }
+
+/// Packets of one label in a scenario.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Labelled {
+    /// As many were provoked.
+    pub(crate) expected: u64,
+    /// As many droptrace gave the label.
+    pub(crate) seen: u64,
+}
+
+/// What was expected and seen, by the slug of the cause.
+pub(crate) type Labels = BTreeMap<String, Labelled>;
 
 impl Check {
     pub(crate) fn passed(name: &str, detail: impl Into<String>) -> Self {
@@ -71,6 +86,7 @@ impl Check {
             name: name.to_owned(),
             status,
             detail: detail.into(),
+            labels: Labels::new(),
         }
     }
 }
@@ -119,6 +135,8 @@ enum Line {
         status: Status,
         #[serde(default)]
         detail: String,
+        #[serde(default)]
+        labels: Labels,
     },
     #[serde(other)]
     Other,
@@ -135,10 +153,12 @@ pub(crate) fn parse_guest(lines: &[String]) -> Vec<Check> {
                 scenario,
                 status,
                 detail,
+                labels,
             }) => checks.push(Check {
                 name: scenario,
                 status,
                 detail,
+                labels,
             }),
             Ok(Line::Other) => {}
             Err(error) => checks.push(Check::failed(
@@ -191,9 +211,10 @@ mod tests {
     fn a_scenario_without_result_failed() {
         let checks = guest(&[
             r#"{"type":"plan","scenarios":["a","b"]}"#,
-            r#"{"type":"result","scenario":"a","status":"passed","detail":"3 drops","seconds":1.5}"#,
+            r#"{"type":"result","scenario":"a","status":"passed","detail":"3 drops","seconds":1.5,"labels":{"x":{"expected":3,"seen":2}}}"#,
             r#"{"type":"note"}"#,
         ]);
+        assert_eq!(checks[0].labels["x"], Labelled { expected: 3, seen: 2 });
         assert_eq!(tally(&checks).to_string(), "1 passed, 1 failed, 0 skipped");
         assert_eq!(checks[1].name, "b");
     }

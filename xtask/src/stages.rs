@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use crate::build;
 use crate::guest::{self, Guest, Kernel, Record, SERIES, Series, Tools};
 use crate::host;
-use crate::report::{Report, Stage};
+use crate::report::{GUEST, Report, Stage};
 use crate::results::{self, Check, Status, Tally};
 use crate::shell::{self, step};
 use crate::toolchain::Toolchain;
@@ -51,7 +51,7 @@ echo $before $after >/run/droptrace/results";
 /// What `cargo xtask test` is asked.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// All scenarios on all kernels, and write the result to docs/test-results.md
+    /// All scenarios on all kernels, and write the result to docs/test-results.md and docs/confusion-matrix.md
     #[arg(long)]
     full: bool,
     /// Only guests with these kernels
@@ -97,11 +97,18 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
     }
     report.print();
     if arguments.full {
-        let path = workspace.root.join("docs/test-results.md");
-        fs::create_dir_all(workspace.root.join("docs"))?;
-        fs::write(&path, report.markdown(&commit(workspace)))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        step(&format!("wrote {}", path.display()));
+        let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
+        let run = format!("`cargo xtask test --full` on {date}, at {}", commit(workspace));
+        let docs = workspace.root.join("docs");
+        fs::create_dir_all(&docs)?;
+        for (name, page) in [
+            ("test-results.md", report.markdown(&run)),
+            ("confusion-matrix.md", report.matrix().markdown(&run)),
+        ] {
+            let path = docs.join(name);
+            fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+            step(&format!("wrote {}", path.display()));
+        }
     }
     let total = report.total();
     println!("{total}");
@@ -307,7 +314,7 @@ fn guest_stage<'a>(
     kernel: &Kernel,
     scope: &Scope<'_>,
 ) -> &'a Stage {
-    let name = format!("guest {} (package {})", kernel.series.name, kernel.version);
+    let name = format!("{GUEST}{} (package {})", kernel.series.name, kernel.version);
     report.stage(&name, || {
         boot(workspace, tools, programs, kernel, scope)
             .unwrap_or_else(|error| vec![Check::failed("guest", format!("{error:#}"))])
