@@ -24,8 +24,9 @@ use crate::{
 
 /// Scenarios that run side by side.
 const SIDE_BY_SIDE: usize = 4;
-/// The longest that one scenario may take.
+/// The longest that one scenario may take, and one that is [long](Scenario::long).
 const LIMIT: Duration = Duration::from_mins(4);
+const LONG_LIMIT: Duration = Duration::from_mins(12);
 
 /// How many ended which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -171,9 +172,10 @@ fn one(number: u8, scenario: Scenario, trace: Option<&Arc<Trace>>, results: &Res
         // Nobody listens any more when the time was up.
         let _ = say.send((outcome, labels));
     });
+    let limit = if scenario.long { LONG_LIMIT } else { LIMIT };
     let (outcome, labels) = heard
-        .recv_timeout(LIMIT)
-        .unwrap_or_else(|_| (Err(anyhow::anyhow!("not done within {LIMIT:?}")), Labels::new()));
+        .recv_timeout(limit)
+        .unwrap_or_else(|_| (Err(anyhow::anyhow!("not done within {limit:?}")), Labels::new()));
     results.record(scenario.name, started.elapsed(), outcome, &labels)
 }
 

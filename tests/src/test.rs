@@ -33,6 +33,8 @@ pub struct Scenario {
     pub alone: bool,
     /// Stands for its family in a short run.
     pub family: bool,
+    /// Takes minutes, most of which it waits: runs only when asked for.
+    pub long: bool,
 }
 
 impl Scenario {
@@ -43,6 +45,7 @@ impl Scenario {
             run,
             alone: false,
             family: false,
+            long: false,
         }
     }
 
@@ -57,6 +60,13 @@ impl Scenario {
     #[must_use]
     pub const fn family(mut self) -> Self {
         self.family = true;
+        self
+    }
+
+    /// One that takes minutes.
+    #[must_use]
+    pub const fn long(mut self) -> Self {
+        self.long = true;
         self
     }
 }
@@ -122,6 +132,11 @@ impl Expected {
             verdict: Verdict::Dropped,
             packets,
         }
+    }
+
+    /// How many packets.
+    pub fn packets(&self) -> u64 {
+        self.packets
     }
 
     /// The same, rejected.

@@ -23,6 +23,13 @@ impl Stage {
         results::tally(&self.checks)
     }
 
+    /// Whether a check that passed tells what was seen.
+    fn has_figures(&self) -> bool {
+        self.checks
+            .iter()
+            .any(|check| check.status == Status::Passed && !check.detail.is_empty())
+    }
+
     fn minutes(&self) -> f64 {
         self.duration.as_secs_f64() / 60.0
     }
@@ -45,6 +52,15 @@ impl Report {
             name: name.to_owned(),
             checks,
             duration: start.elapsed(),
+        });
+    }
+
+    /// Adds a stage that ran beside others.
+    pub(crate) fn add(&mut self, name: String, checks: Vec<Check>, duration: Duration) {
+        self.stages.push(Stage {
+            name,
+            checks,
+            duration,
         });
     }
 
@@ -137,10 +153,10 @@ impl Report {
         for note in &self.notes {
             write!(page, "\n{note}\n").expect("a string can be written to");
         }
-        for stage in self.stages.iter().filter(|stage| stage.name.starts_with(GUEST)) {
+        for stage in self.stages.iter().filter(|stage| stage.has_figures()) {
             write!(
                 page,
-                "\n## {}\n\n| scenario | result | what was seen |\n|---|---|---|\n",
+                "\n## {}\n\n| check | result | what was seen |\n|---|---|---|\n",
                 stage.name
             )
             .expect("a string can be written to");

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -82,12 +83,16 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
     if !arguments.no_guests {
         match prepare_guests(workspace) {
             Ok((tools, programs)) => {
-                for series in chosen {
+                for series in chosen.iter().copied() {
+                    let families = !arguments.full && !EVERYTHING_ON.contains(&series.name);
                     let scope = Scope {
-                        families: !arguments.full && !EVERYTHING_ON.contains(&series.name),
+                        choice: if families { Choice::Families } else { Choice::Usual },
                         only: arguments.only.as_deref(),
                     };
                     guest_stages(&mut report, workspace, &tools, &programs, series, &scope);
+                }
+                if arguments.full {
+                    long_stages(&mut report, workspace, &tools, &programs, &chosen);
                 }
             }
             Err(error) => report.stage("guests", || {
@@ -226,8 +231,19 @@ fn prepare_guests(workspace: &Workspace) -> Result<(Tools, PathBuf)> {
 
 /// Which scenarios a guest runs.
 struct Scope<'a> {
-    families: bool,
+    choice: Choice,
     only: Option<&'a str>,
+}
+
+/// Scenarios by how long they take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    /// One per family of causes.
+    Families,
+    /// All but those that take minutes.
+    Usual,
+    /// Those that take minutes.
+    Long,
 }
 
 /// Tests one series; where its newest package fails that never passed, also the last one that did.
@@ -322,6 +338,60 @@ fn guest_stage<'a>(
     report.last()
 }
 
+/// Runs the scenarios that take minutes, on all these kernels at once: they wait most of the time.
+fn long_stages(
+    report: &mut Report,
+    workspace: &Workspace,
+    tools: &Tools,
+    programs: &Path,
+    chosen: &[&'static Series],
+) {
+    step("long scenarios, on all kernels at once");
+    let scope = Scope {
+        choice: Choice::Long,
+        only: None,
+    };
+    let kernels: Vec<_> = chosen
+        .iter()
+        .map(|series| {
+            let kernel = workspace
+                .lock_cache()
+                .and_then(|_lock| series.newest(workspace, tools));
+            (series.name, kernel)
+        })
+        .collect();
+    let results: Vec<_> = thread::scope(|threads| {
+        let running: Vec<_> = kernels
+            .iter()
+            .map(|(series, kernel)| {
+                let scope = &scope;
+                threads.spawn(move || {
+                    let start = Instant::now();
+                    let checks = match kernel {
+                        Ok(kernel) => boot(workspace, tools, programs, kernel, scope)
+                            .unwrap_or_else(|error| vec![Check::failed("guest", format!("{error:#}"))]),
+                        Err(error) => vec![Check::failed("kernel", format!("{error:#}"))],
+                    };
+                    (
+                        format!("{GUEST}{series}, long scenarios"),
+                        checks,
+                        start.elapsed(),
+                    )
+                })
+            })
+            .collect();
+        running.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    for result in results {
+        match result {
+            Ok((name, checks, duration)) => report.add(name, checks, duration),
+            Err(_) => report.stage("long scenarios", || {
+                vec![Check::failed("guest", "the thread that ran it panicked")]
+            }),
+        }
+    }
+}
+
 /// Boots a guest that runs the scenarios.
 fn boot(
     workspace: &Workspace,
@@ -332,14 +402,23 @@ fn boot(
 ) -> Result<Vec<Check>> {
     let folder = workspace.target.join("guests");
     fs::create_dir_all(&folder)?;
-    let log = folder.join(format!("{}.log", kernel.series.name));
+    let name = match scope.choice {
+        Choice::Families | Choice::Usual => kernel.series.name.to_owned(),
+        Choice::Long => format!("{}-long", kernel.series.name),
+    };
+    let log = folder.join(format!("{name}.log"));
     step(&format!("what the guest prints goes to {}", log.display()));
     let mut command: Vec<String> = ["droptrace-tests", "run", "--results", "/run/droptrace/results"]
         .map(str::to_owned)
         .into();
-    command.push(if scope.families { "--families" } else { "--full" }.to_owned());
     if let Some(pattern) = scope.only {
-        command.extend(["--only".to_owned(), pattern.to_owned()]);
+        command.extend(["--full".to_owned(), "--only".to_owned(), pattern.to_owned()]);
+    } else {
+        match scope.choice {
+            Choice::Families => command.push("--families".to_owned()),
+            Choice::Usual => {}
+            Choice::Long => command.push("--long".to_owned()),
+        }
     }
     let start = Instant::now();
     let outcome = Guest {
@@ -355,10 +434,7 @@ fn boot(
         limit: GUEST_LIMIT,
     }
     .run()?;
-    fs::write(
-        folder.join(format!("{}.jsonl", kernel.series.name)),
-        outcome.results.join("\n"),
-    )?;
+    fs::write(folder.join(format!("{name}.jsonl")), outcome.results.join("\n"))?;
     let mut checks = results::parse_guest(&outcome.results);
     for warning in outcome.warnings {
         checks.push(Check::failed("kernel warning", warning));

@@ -17,12 +17,15 @@ struct Arguments {
 enum Command {
     /// Run scenarios; exit status 1 if one failed.
     Run {
-        /// Every scenario, also those that take long.
-        #[arg(long, conflicts_with = "families")]
+        /// Every scenario, also those that take minutes.
+        #[arg(long, conflicts_with_all = ["families", "long"])]
         full: bool,
         /// One scenario per family of causes.
         #[arg(long)]
         families: bool,
+        /// Only scenarios that take minutes, most of which they wait.
+        #[arg(long, conflicts_with = "families")]
+        long: bool,
         /// Only scenarios whose name contains this, or another one of these.
         #[arg(long, value_name = "PATTERN")]
         only: Vec<String>,
@@ -56,8 +59,9 @@ fn execute(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Run {
-            full: _,
+            full,
             families,
+            long,
             only,
             results,
             no_droptrace,
@@ -66,6 +70,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             let chosen: Vec<_> = scenarios::all()
                 .into_iter()
                 .filter(|scenario| !families || scenario.family)
+                .filter(|scenario| full || scenario.long == long)
                 .filter(|scenario| only.is_empty() || only.iter().any(|only| scenario.name.contains(only)))
                 .collect();
             anyhow::ensure!(

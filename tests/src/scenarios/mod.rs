@@ -17,6 +17,7 @@ mod sockets;
 mod source_check;
 mod storm;
 mod time_wait;
+mod together;
 
 /// Every scenario.
 pub fn all() -> Vec<Scenario> {
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Scenario> {
         benign::SCENARIOS,
         clean::SCENARIOS,
         storm::SCENARIOS,
+        together::SCENARIOS,
         robustness::SCENARIOS,
     ]
     .concat()

@@ -21,11 +21,13 @@ const PACKAGES: &[&str] = &[
     "busybox-static",
     "conntrack",
     "dash",
+    "dropbear-bin",
     "iproute2",
     "iptables",
     "ipvsadm",
     "kmod",
     "nftables",
+    "tcpdump",
 ];
 
 /// What no program in a guest opens.
