@@ -204,6 +204,8 @@ pub struct Tcp {
     pub sequence: u32,
     /// Acknowledged sequence number.
     pub acknowledged: u32,
+    /// Window, as the header gives it.
+    pub window: u16,
     /// Timestamp option: own value, echoed value.
     pub timestamp: Option<(u32, u32)>,
 }
@@ -241,6 +243,7 @@ impl Packet {
                     .fold(0, |flags, (_, flag)| flags | flag),
                     sequence: tcp.sequence_number(),
                     acknowledged: tcp.acknowledgment_number(),
+                    window: tcp.window_size(),
                     timestamp: tcp.options_iterator().flatten().find_map(|option| match option {
                         TcpOptionElement::Timestamp(value, echo) => Some((value, echo)),
                         _ => None,

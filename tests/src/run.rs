@@ -108,6 +108,15 @@ pub fn run(scenarios: &[Scenario], results: &Path, with_droptrace: bool) -> Resu
     Ok(totals)
 }
 
+/// Causes of segments of a connection, of which a kernel that hides the socket may not say in which netns they were.
+const OF_A_CONNECTION: [&str; 5] = [
+    "paws-established",
+    "tcp-challenge-ack",
+    "tcp-out-of-window",
+    "tcp-zero-window",
+    "kernel-reason",
+];
+
 /// What must hold for the droptrace that ran over all scenarios.
 fn whole_run(trace: &Trace) -> Result<Outcome> {
     let counts = trace.counts()?;
@@ -127,7 +136,7 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
         let hides_socket = Kernel::running()?.hides_socket();
         let may_be_nowhere = |drop: &Labelled| {
             hides_socket
-                && (drop.cause == "paws-established"
+                && (["paws-established", "tcp-zero-window"].contains(&drop.cause.as_str())
                     || drop.evidence.get("location").and_then(|place| place.as_str())
                         == Some("tcp_validate_incoming"))
         };
@@ -141,7 +150,7 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
             .causes
             .iter()
             .filter(|count| count.netns == 0 && !count.benign)
-            .filter(|count| !hides_socket || !["paws-established", "kernel-reason"].contains(&count.cause.as_str()))
+            .filter(|count| !hides_socket || !OF_A_CONNECTION.contains(&count.cause.as_str()))
             .collect();
         anyhow::ensure!(nowhere.is_empty(), "drops without a netns: {nowhere:?}");
         Ok(Outcome::Passed(format!(

@@ -21,7 +21,7 @@ pub struct EventHeader {
     pub location: u64,
     /// Inode number of the network namespace; 0 when the kernel does not say.
     pub netns: u32,
-    /// Kernel's drop reason (`enum skb_drop_reason`); 0 where the kernel has none.
+    /// Kernel's drop reason (`enum skb_drop_reason`); 0 where the kernel has none. With [`Site::Counter`] which counter it is.
     pub reason: u32,
     /// Membership tests made in the kernel: see [`bits`].
     pub bits: u32,
@@ -153,12 +153,16 @@ numbered! {
         RequestKilledByIcmp = 28 => "tcp_req_err",
         /// `nf_send_reset`/`nf_send_unreach` and their IPv6 twins: a rule rejected the packet.
         NetfilterReject = 29 => "nf_reject",
-        /// Made in user space: a kernel counter moved that no event explains.
+        /// Made in user space: a kernel counter that alone proves a cause moved, and no hook saw why. No packet comes with it.
         Counter = 30 => "counter",
         /// `__icmp_send`/`icmp6_send` time exceeded in transit (kernels without drop reasons).
         TtlExceeded = 31 => "icmp_send:time-exceeded",
         /// `__icmp_send` fragmentation needed, `icmp6_send` packet too big (kernels without drop reasons).
         PacketTooBig = 32 => "icmp_send:packet-too-big",
+        /// `tcp_validate_incoming` refused the segment by its sequence number (kernels whose free is not traced).
+        TcpOutOfWindow = 40 => "tcp_validate_incoming:out-of-window",
+        /// `tcp_validate_incoming` answered a RST or SYN by a challenge ACK (kernels whose free is not traced).
+        TcpChallengeAck = 41 => "tcp_validate_incoming:challenge-ack",
     }
 }
 
@@ -196,7 +200,7 @@ numbered! {
         TimestampReceived = 14 => "timestamp_received",
         /// PAWS: age of the stored timestamp, in seconds.
         TimestampAge = 15 => "timestamp_age_s",
-        /// TIME_WAIT: sequence number that it expects (`tw_rcv_nxt`).
+        /// Sequence number that the socket expects: `tw_rcv_nxt` in TIME_WAIT, else `tcp_sock.rcv_nxt`.
         ExpectedSequence = 16 => "expected_sequence",
         /// TIME_WAIT: `tw_substate`, 5 FIN_WAIT2 or 6 TIME_WAIT.
         TimewaitSubstate = 17 => "timewait_substate",
@@ -294,6 +298,8 @@ numbered! {
         Route = 78 => "route",
         /// MTU that the kernel told the sender of a packet that is too big, in bytes.
         Mtu = 79 => "mtu",
+        /// Bytes that the socket has room for from [`FieldId::ExpectedSequence`] on: `tcp_receive_window`.
+        ReceiveWindow = 90 => "receive_window",
     }
 }
 

@@ -155,6 +155,9 @@ layout! {
     tw_ts_recent_stamp = Member("tcp_timewait_sock", "tw_ts_recent_stamp");
     tw_rcv_nxt = Member("tcp_timewait_sock", "tw_rcv_nxt"), or Member("sock_common", "skc_tw_rcv_nxt");
     tw_substate = Member("inet_timewait_sock", "tw_substate");
+    tcp_rcv_nxt = Member("tcp_sock", "rcv_nxt");
+    tcp_rcv_wup = Member("tcp_sock", "rcv_wup");
+    tcp_rcv_wnd = Member("tcp_sock", "rcv_wnd");
     tcp_rcv_tsval = Member("tcp_sock", "rx_opt.rcv_tsval");
     tcp_ts_recent = Member("tcp_sock", "rx_opt.ts_recent");
     tcp_ts_recent_stamp = Member("tcp_sock", "rx_opt.ts_recent_stamp");
@@ -182,6 +185,9 @@ layout! {
 
     // Drop reasons that a program itself must know.
     reason_paws = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_RFC7323_PAWS");
+    /// First and last of the reasons about the state of a connection.
+    reason_tcp_first = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_ZEROWINDOW");
+    reason_tcp_last = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_OFO_DROP");
     reason_netfilter_drop = Enumerator("skb_drop_reason", "SKB_DROP_REASON_NETFILTER_DROP");
 
     // Arguments.

@@ -192,8 +192,15 @@ fn examine(ctx: &RawTracePointContext) -> bool {
                 route_error(refdst),
                 route_kind(refdst, buffer.header.protocol),
             );
-            let paws = !hinted && has_reason && reason == layout!(reason_paws);
-            place_paws(&mut buffer.fields, if paws { rx_sk } else { 0 });
+            let about_connection = !hinted
+                && has_reason
+                && reason >= layout!(reason_tcp_first)
+                && reason <= layout!(reason_tcp_last);
+            place_connection(
+                &mut buffer.fields,
+                if about_connection { rx_sk } else { 0 },
+                reason == layout!(reason_paws),
+            );
             let mut fields = FREE_FIELDS;
             if !has_reason || reason == layout!(reason_netfilter_drop) {
                 emit::take_frames(ctx, buffer);
@@ -312,9 +319,10 @@ fn place_about(fields: &mut [Field; FIELDS_MAX], sk: u64, route_error: u16, rout
     unless_zero(&mut fields[5], FieldId::Route, route);
 }
 
-/// What a connection has stored, against which PAWS rejected the segment; without a hint it is no request's.
+/// What the segment of a connection was held against: the timestamp that is stored (PAWS), else what is expected, and how
+/// much of it fits. Without a hint it is no request's.
 #[inline(always)]
-fn place_paws(fields: &mut [Field; FIELDS_MAX], sk: u64) {
+fn place_connection(fields: &mut [Field; FIELDS_MAX], sk: u64, paws: bool) {
     let state: u8 = if sk != 0 {
         member(sk, layout!(sock_state))
     } else {
@@ -325,14 +333,26 @@ fn place_paws(fields: &mut [Field; FIELDS_MAX], sk: u64) {
     if state == 0 || state == TCP_LISTEN || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV {
         return;
     }
-    let stored: u32 = member(sk, layout!(tcp_ts_recent));
-    fields[3] = Field {
-        id: FieldId::TimestampStored as u32,
+    if paws {
+        let stored: u32 = member(sk, layout!(tcp_ts_recent));
+        place(&mut fields[3], FieldId::TimestampStored, u64::from(stored));
+        let stamp = kernel::number(sk, layout!(tcp_ts_recent_stamp)).unwrap_or(0);
+        unless_zero(&mut fields[4], FieldId::TimestampAge, time_wait::age(stamp));
+    } else {
+        let (expected, window) = time_wait::receive_window(sk);
+        place(&mut fields[3], FieldId::ExpectedSequence, u64::from(expected));
+        place(&mut fields[4], FieldId::ReceiveWindow, u64::from(window));
+    }
+}
+
+/// A field.
+#[inline(always)]
+fn place(place: &mut Field, id: FieldId, value: u64) {
+    *place = Field {
+        id: id as u32,
         pad: 0,
-        value: u64::from(stored),
+        value,
     };
-    let stamp = kernel::number(sk, layout!(tcp_ts_recent_stamp)).unwrap_or(0);
-    unless_zero(&mut fields[4], FieldId::TimestampAge, time_wait::age(stamp));
 }
 
 /// A field, or an empty place.

@@ -15,8 +15,13 @@ use crate::{
 
 /// `TCP_TW_SYN` of `enum tcp_tw_status` (include/net/tcp.h): the SYN may open a new connection.
 const TCP_TW_SYN: u32 = 3;
-/// Offset of the flags byte in a TCP header.
+/// Offset of the flags byte in a TCP header, and the flags.
 const TCP_FLAGS: usize = 13;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+/// A socket whose connection has ended (include/net/tcp_states.h).
+const TCP_CLOSE: u8 = 7;
 
 const PAWS: usize = 0;
 const PAWS_TIMEWAIT: usize = 1;
@@ -158,13 +163,18 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     let skb = call.skb;
     call.skb = 0;
     let net = call.net;
-    if ctx.returned(layout!(parameters_validate)) as u8 != 0
-        || tcp_ext!(net, mib_paws_established) == call.values[PAWS]
-    {
+    let sk = call.sk;
+    if ctx.returned(layout!(parameters_validate)) as u8 != 0 {
         return;
     }
+    let site = if tcp_ext!(net, mib_paws_established) != call.values[PAWS] {
+        Site::PawsEstablished
+    } else if let Some(site) = refusal(sk, &call.tcp) {
+        site
+    } else {
+        return;
+    };
     let Some(buffer) = emit::acquire() else { return };
-    let sk = call.sk;
     let length = rebuild(&mut buffer.work.tuple, &mut buffer.packet, sk, &call.tcp);
     let header = &mut buffer.header;
     header.skb = skb;
@@ -174,39 +184,81 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     header.segments = 1;
     header.pkt_type = 0;
     header.iif = 0;
-    let found = bits::TCP
-        | if call.tcp[TCP_FLAGS] & 4 != 0 {
-            bits::RST
-        } else {
-            0
-        };
-    emit::finish(
-        buffer,
-        Site::PawsEstablished,
-        kernel::inode_of_net(net),
-        found,
-        |fields| {
-            fields.push(
-                FieldId::TimestampStored,
-                u64::from(member::<u32>(sk, layout!(tcp_ts_recent))),
-            );
-            fields.push(
-                FieldId::TimestampReceived,
-                u64::from(member::<u32>(sk, layout!(tcp_rcv_tsval))),
-            );
-            if let Some(stamp) = kernel::number(sk, layout!(tcp_ts_recent_stamp)) {
-                push_age(fields, stamp);
-            }
-            fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
-        },
-    );
+    let flags = call.tcp[TCP_FLAGS];
+    let mut found = bits::TCP;
+    if flags & RST != 0 {
+        found |= bits::RST;
+    }
+    found |= match flags & (SYN | ACK) {
+        SYN => bits::SYN,
+        flags if flags & SYN != 0 => bits::SYN_ACK,
+        _ => 0,
+    };
+    emit::finish(buffer, site, kernel::inode_of_net(net), found, |fields| {
+        fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
+        if !matches!(site, Site::PawsEstablished) {
+            let (expected, window) = receive_window(sk);
+            fields.push(FieldId::ExpectedSequence, u64::from(expected));
+            fields.push(FieldId::ReceiveWindow, u64::from(window));
+            return;
+        }
+        fields.push(
+            FieldId::TimestampStored,
+            u64::from(member::<u32>(sk, layout!(tcp_ts_recent))),
+        );
+        fields.push(
+            FieldId::TimestampReceived,
+            u64::from(member::<u32>(sk, layout!(tcp_rcv_tsval))),
+        );
+        if let Some(stamp) = kernel::number(sk, layout!(tcp_ts_recent_stamp)) {
+            push_age(fields, stamp);
+        }
+    });
     emit::release(buffer);
+}
+
+/// Why `tcp_validate_incoming` of 5.10 refused a segment that passed PAWS. None for what is no loss: a RST that ended the
+/// connection, or old data that was received before (`tcp_sequence`).
+#[inline(always)]
+fn refusal(sk: u64, tcp: &[u8; TCP_HEADER]) -> Option<Site> {
+    let flags = tcp[TCP_FLAGS];
+    let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+    let (expected, window) = receive_window(sk);
+    let ahead = sequence.wrapping_sub(expected) as i32;
+    let beyond = ahead > window as i32;
+    if flags & RST != 0 {
+        if member::<u8>(sk, layout!(sock_state)) == TCP_CLOSE {
+            return None;
+        }
+        let before = (sequence.wrapping_sub(member(sk, layout!(tcp_rcv_wup))) as i32) < 0;
+        Some(if beyond || before {
+            Site::TcpOutOfWindow
+        } else {
+            Site::TcpChallengeAck
+        })
+    } else if flags & SYN != 0 {
+        Some(Site::TcpChallengeAck)
+    } else {
+        beyond.then_some(Site::TcpOutOfWindow)
+    }
+}
+
+/// The next sequence number that a connection expects, and how many bytes from there on it has room for
+/// (`tcp_receive_window`, include/net/tcp.h, 5.10 - 7.3).
+#[inline(always)]
+pub(crate) fn receive_window(sk: u64) -> (u32, u32) {
+    let expected: u32 = member(sk, layout!(tcp_rcv_nxt));
+    let promised: u32 = member(sk, layout!(tcp_rcv_wup));
+    let end = promised.wrapping_add(member(sk, layout!(tcp_rcv_wnd)));
+    let window = end.wrapping_sub(expected) as i32;
+    (expected, if window < 0 { 0 } else { window as u32 })
 }
 
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
 
-/// Writes the headers that the segment had, as far as the socket tells: peer → this host.
+/// Writes the headers that the segment had, as far as the socket tells: peer → this host. TCP options are left out, which
+/// the length tells.
 #[inline(always)]
 fn rebuild(
     tuple: &mut packet::Tuple,
@@ -231,7 +283,6 @@ fn rebuild(
         packet[24..40].copy_from_slice(&tuple.dst);
         length = IPV6_HEADER;
         packet[IPV6_HEADER..IPV6_HEADER + TCP_HEADER].copy_from_slice(tcp);
-        packet[IPV6_HEADER + 12] = 0x50;
     } else {
         let (src, dst): ([u8; 4], [u8; 4]) = (
             member(sk, layout!(sock_daddr)),
@@ -245,7 +296,6 @@ fn rebuild(
         packet[16..20].copy_from_slice(&dst);
         length = IPV4_HEADER;
         packet[IPV4_HEADER..IPV4_HEADER + TCP_HEADER].copy_from_slice(tcp);
-        packet[IPV4_HEADER + 12] = 0x50;
     }
     length
 }

@@ -16,6 +16,7 @@ mod routing;
 mod sockets;
 mod source_check;
 mod storm;
+mod tcp;
 mod time_wait;
 mod together;
 
@@ -24,6 +25,7 @@ pub fn all() -> Vec<Scenario> {
     [
         listener::SCENARIOS,
         time_wait::SCENARIOS,
+        tcp::SCENARIOS,
         source_check::SCENARIOS,
         netfilter::SCENARIOS,
         sockets::SCENARIOS,

@@ -13,7 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use droptrace::diagnose::{Drop as Labelled, Reconciled, Record};
+use droptrace::{
+    diagnose::{Drop as Labelled, FoundBy, Reconciled, Record},
+    plan::{HOOKS, Target},
+};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -22,9 +25,10 @@ use nix::{
 
 use super::Wire;
 use crate::{
-    Expected,
+    Counters, Expected,
     IpFamily::V4,
     Netns, Outcome, Result, Scenario, Test, Tun,
+    counters::grown,
     netns::{modprobe, run},
     packet::{RST, Segment, udp},
     sockets::{listen, wait_until},
@@ -34,6 +38,7 @@ use crate::{
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("hidden-symbol", hidden_symbol).alone().family(),
+    Scenario::new("counter-source", counter_source).alone().family(),
     Scenario::new("late-module-ip-vs", late_module).alone(),
     Scenario::new("kill-leaves-nothing", kill_leaves_nothing).alone(),
     Scenario::new("interrupt-leaves-nothing", interrupt_leaves_nothing).alone(),
@@ -47,16 +52,22 @@ const NO_DROPTRACE: &str = "needs droptrace";
 
 /// Limit 0, one connection waits, then this many SYNs are refused.
 fn overflow(wire: &Wire, refused: u16) -> Result<socket2::Socket> {
-    let listener = listen(&wire.netns, wire.address(8080), 0)?;
-    let mut client = crate::packet::Client::new(wire.peer(4000), wire.address(8080), 1000, None);
+    overflow_at(wire, 8080, refused)
+}
+
+/// The same at another port.
+fn overflow_at(wire: &Wire, port: u16, refused: u16) -> Result<socket2::Socket> {
+    let address = wire.address(port);
+    let listener = listen(&wire.netns, address, 0)?;
+    let mut client = crate::packet::Client::new(wire.peer(4000), address, 1000, None);
     // A limit of 0 leaves no room in the SYN queue of some kernels, but cookies are on.
     client.connect(&wire.tun)?;
     wait_until("a waiting connection", || {
-        Ok(crate::sockets::accept_queue(&wire.netns, wire.address(8080))? == 1)
+        Ok(crate::sockets::accept_queue(&wire.netns, address)? == 1)
     })?;
     for number in 0..refused {
         wire.tun
-            .send(&Segment::syn(wire.peer(5000 + number), wire.address(8080), 1).bytes()?)?;
+            .send(&Segment::syn(wire.peer(5000 + number), address, 1).bytes()?)?;
     }
     Ok(listener)
 }
@@ -110,31 +121,152 @@ fn hidden_symbol(t: &Test) -> Result<Outcome> {
         Expected::dropped(&wire.netns, "accept-queue-full", 3),
         Expected::rejected(&wire.netns, "no-socket", 4),
     ])?;
-    let mut seen = BTreeMap::new();
-    for count in trace.counts()?.causes {
-        if count.netns == wire.netns.inode() && !count.benign {
-            *seen.entry(count.cause).or_insert(0) += count.packets;
-        }
-    }
+    let by_counter = proven(&trace, &wire.netns, "accept-queue-full", 3)?;
+    let seen = losses(&trace, &wire.netns)?;
     ensure!(
-        seen == BTreeMap::from([("no-socket".to_owned(), 4)]),
-        "without tcp_conn_request droptrace counted {seen:?}, not 4 no-socket"
+        seen == BTreeMap::from([("accept-queue-full".to_owned(), 3), ("no-socket".to_owned(), 4)]),
+        "without tcp_conn_request droptrace counted {seen:?}"
     );
-    // The kernel's counters tell what was missed, and that nothing was where all hooks are attached.
+    whose(&by_counter, &wire.address(8080).to_string())?;
+    // Where all hooks are attached, the counter tells nothing that was not seen.
+    let twice = by_counter_so_far(&whole, &wire.netns, "accept-queue-full");
+    ensure!(
+        twice.is_empty(),
+        "what a hook saw was told a second time: {twice:?}"
+    );
     let (_, without) = trace.stop()?;
     let (_, with) = whole.stop()?;
     for counter in ["TcpExtListenOverflows", "TcpExtListenDrops"] {
         for (end, explained) in [(&without, 0), (&with, 3)] {
             let row = reconciled(end, &wire.netns, counter)?;
             ensure!(
-                (row.delta, row.explained, row.unexplained) == (3, explained, 3 - explained),
+                (row.delta, row.explained, row.by_counter, row.unexplained)
+                    == (3, explained, 3 - explained, 0),
                 "{counter} was reconciled as {row:?}"
             );
         }
     }
     drop(listener);
     Ok(Outcome::Passed(format!(
-        "coverage names {gaps:?}; 4 no-socket still seen; ListenDrops: 3 missed without the hook, 0 with it"
+        "coverage names {gaps:?}; 4 no-socket still seen; ListenDrops: 3 told by counter without the hook, 0 with it"
+    )))
+}
+
+/// What a droptrace counted in a netns that is no benign drop.
+fn losses(trace: &Trace, netns: &Netns) -> Result<BTreeMap<String, u64>> {
+    let mut seen = BTreeMap::new();
+    for count in trace.counts()?.causes {
+        if count.netns == netns.inode() && !count.benign {
+            *seen.entry(count.cause).or_insert(0) += count.packets;
+        }
+    }
+    Ok(seen)
+}
+
+/// Waits until a counter told of this many packets of a cause in a netns; gives the lines.
+fn proven(trace: &Trace, netns: &Netns, cause: &str, packets: u64) -> Result<Vec<Arc<Labelled>>> {
+    let sum = |drops: &[Arc<Labelled>]| -> u64 { drops.iter().map(|drop| drop.packets).sum() };
+    wait_until(&format!("{packets} {cause} by counter"), || {
+        Ok(sum(&by_counter_so_far(trace, netns, cause)) >= packets)
+    })
+    .with_context(|| format!("it counted {:?}", losses(trace, netns)))?;
+    let drops = by_counter_so_far(trace, netns, cause);
+    ensure!(
+        sum(&drops) == packets,
+        "lines stand for {} packets, not {packets}: {drops:?}",
+        sum(&drops)
+    );
+    Ok(drops)
+}
+
+/// The drops of a cause in a netns that only a counter told of.
+fn by_counter_so_far(trace: &Trace, netns: &Netns, cause: &str) -> Vec<Arc<Labelled>> {
+    trace.look(|so_far| {
+        let drops = so_far.drops.iter().filter(|drop| {
+            drop.found_by == FoundBy::Counter && drop.netns == Some(netns.inode()) && drop.cause == cause
+        });
+        drops.cloned().collect()
+    })
+}
+
+/// Checks that these lines name the one listener that was over its limit, and this process as its owner.
+fn whose(drops: &[Arc<Labelled>], listener: &str) -> Result<()> {
+    for drop in drops {
+        let owner = drop.owner.as_ref().map(|owner| owner.pid);
+        ensure!(
+            drop.evidence["listener"] == listener && owner == Some(std::process::id()) || late(drop),
+            "not of {listener}, owned by this process: {drop:?}"
+        );
+    }
+    Ok(())
+}
+
+/// On a host that lets no function be hooked, counters still tell of what a listener refuses, and sock_diag whose it is.
+fn counter_source(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let functions = HOOKS.iter().flat_map(|hook| match hook.target {
+        Target::Function(names, _) => names,
+        Target::Tracepoint(..) => &[],
+    });
+    let hidden: Vec<&str> = functions.flat_map(|name| ["--hide-symbol", name]).collect();
+    let trace = Trace::start(&hidden)?;
+    // One listener over its limit, then two, which are not told apart.
+    let wire = Wire::new(t, V4)?;
+    t.known();
+    let first = overflow(&wire, 3)?;
+    let one = proven(&trace, &wire.netns, "accept-queue-full", 3)?;
+    whose(&one, &wire.address(8080).to_string())?;
+    let second = overflow_at(&wire, 8081, 2)?;
+    let lines = proven(&trace, &wire.netns, "accept-queue-full", 5)?;
+    let both = lines.last().context("no line")?;
+    ensure!(
+        both.evidence["candidates"].as_array().map(Vec::len) == Some(2)
+            && both.evidence["listener"].is_null()
+            && both.owner.is_none(),
+        "two listeners are over their limit: {both:?}"
+    );
+
+    // A SYN queue: the limit of 4 lets five or six wait.
+    let netns = t.netns("syn-queue")?;
+    let tun = Tun::new(&netns, "wire", &[t.net(V4, 1, 1)])?;
+    netns.sysctl("net.ipv4.tcp_syncookies", "0")?;
+    netns.sysctl("net.ipv4.tcp_max_syn_backlog", "1024")?;
+    let address = t.at(V4, 1, 1, 8080);
+    let third = listen(&netns, address, 4)?;
+    t.known();
+    let before = Counters::read(&netns)?;
+    for number in 0..10 {
+        tun.send(&Segment::syn(t.at(V4, 1, 2, 5000 + number), address, 1).bytes()?)?;
+    }
+    wait_until("refused SYNs", || {
+        Ok(grown(&netns, &before, "TcpExtTCPReqQFullDrop")? >= 5)
+    })?;
+    thread::sleep(Duration::from_millis(100));
+    let refused = grown(&netns, &before, "TcpExtTCPReqQFullDrop")?;
+    let lines = proven(&trace, &netns, "syn-queue-full", refused)?;
+    whose(&lines, &address.to_string())?;
+
+    // The droptrace with all hooks saw the same, and nothing by counter.
+    t.expect(&[
+        Expected::dropped(&wire.netns, "accept-queue-full", 5),
+        Expected::dropped(&netns, "syn-queue-full", refused),
+    ])?;
+    let seen = [losses(&trace, &wire.netns)?, losses(&trace, &netns)?];
+    let wanted = [
+        BTreeMap::from([("accept-queue-full".to_owned(), 5)]),
+        BTreeMap::from([("syn-queue-full".to_owned(), refused)]),
+    ];
+    ensure!(seen == wanted, "by counters droptrace knows of {seen:?}");
+    let hooked = t.drops(&wire.netns, "accept-queue-full");
+    ensure!(
+        hooked.iter().all(|drop| drop.found_by == FoundBy::Hook),
+        "what a hook saw was told a second time: {hooked:?}"
+    );
+    drop((first, second, third));
+    Ok(Outcome::Passed(format!(
+        "without a hooked function: 5 accept-queue-full and {refused} syn-queue-full by counter, with listener and owner"
     )))
 }
 

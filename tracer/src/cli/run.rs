@@ -37,7 +37,10 @@ use crate::{
         self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
     },
     sink::{Origin, Sink},
-    source::{CountReader, KernelSets, Ledger, Ring, log},
+    source::{
+        CountReader, KernelSets, Ledger, Ring, log,
+        proof::{self, Prover},
+    },
 };
 
 /// How often totals are told.
@@ -54,6 +57,8 @@ const PLACES_MAX: usize = 1_024;
 const BATCH: usize = 512;
 /// How long the drops of a command that ended may still come in.
 const AFTER_COMMAND: Duration = Duration::from_millis(700);
+/// From a counter of the kernel to the count of the hook that sees the same drop, at most.
+const COUNTED: Duration = Duration::from_millis(20);
 /// How long, at the end, events may wait for their facts.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
 
@@ -97,6 +102,8 @@ struct Run<'a> {
     pending: FuturesOrdered<BoxFuture<'static, Labelled>>,
     /// SYNs that were seen lost here.
     lost_syns: LostSyns,
+    /// Finds drops that only counters tell.
+    prover: Prover,
     /// What context could not do, as last told.
     problems: BTreeMap<String, String>,
     /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
@@ -155,6 +162,7 @@ impl<'a> Run<'a> {
             started: Instant::now(),
             pending: FuturesOrdered::new(),
             lost_syns: LostSyns::default(),
+            prover: Prover::default(),
             problems: BTreeMap::new(),
             symbols: None,
             places: HashSet::new(),
@@ -227,6 +235,7 @@ impl<'a> Run<'a> {
                 _ = counts.tick(), if self.symbols.is_none() => self.tell_counts()?,
                 _ = tick.tick(), if self.symbols.is_none() => {
                     self.tell_problems()?;
+                    self.take_proven()?;
                     if full_screen {
                         self.tell_counts()?;
                     }
@@ -291,6 +300,27 @@ impl<'a> Run<'a> {
         self.modules_changed()
     }
 
+    /// Takes drops that no hook saw, and that a counter alone proves.
+    fn take_proven(&mut self) -> Result<()> {
+        let moves = self.context.counter_moves();
+        if moves.is_empty() || !counts_all(&self.options.scope) {
+            return Ok(());
+        }
+        // Counters first: what is dropped meanwhile is seen rather than proven.
+        let tallied = self.ledger.tallied(&self.reader.read()?);
+        for found in self.prover.prove(&moves, &tallied, context::monotonic_ns()) {
+            let mut facts = Facts::default();
+            self.name(&found.event, &mut facts);
+            let signature = Signature::of_event(&found.event, &facts);
+            let cause = classify(&signature);
+            let verdict = (cause.verdict)(&signature);
+            self.ledger
+                .told_by_counter(cause.slug, verdict, found.event.header.netns, found.packets);
+            self.take(found.event);
+        }
+        Ok(())
+    }
+
     /// Starts to gather an event's facts, unless nobody wants to see it.
     fn take(&mut self, event: RawEvent) {
         let mut known = Facts::default();
@@ -328,7 +358,10 @@ impl<'a> Run<'a> {
 
     /// Fills in the kernel's own names.
     fn name(&self, event: &RawEvent, facts: &mut Facts) {
-        facts.reason = self.plan.reasons.name(event.header.reason);
+        facts.reason = match event.site {
+            Site::Counter => proof::counter_of(event).map(str::to_owned),
+            _ => self.plan.reasons.name(event.header.reason),
+        };
         facts.location = self.symbol(event.header.location);
         facts.frames = event
             .all(FieldId::Frame)
@@ -365,6 +398,10 @@ impl<'a> Run<'a> {
                 event.header.netns,
                 drop.packets,
             );
+            // Known only now.
+            if self.hidden(event, cause) {
+                return Ok(());
+            }
         }
         self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }))
     }
@@ -406,12 +443,18 @@ impl<'a> Run<'a> {
 
     /// Compares the drops that were seen with the kernel's counters.
     async fn reconcile(&mut self) -> Result<Vec<Reconciled>> {
-        let scope = &self.options.scope;
-        if scope.port.is_some() || scope.protocol.is_some() || !scope.addr.is_empty() {
+        if !counts_all(&self.options.scope) {
             return Ok(Vec::new());
         }
         // Counters first: what is dropped meanwhile is then explained rather than missed.
         let moved = self.context.counters_moved().await;
+        // Who saw a drop that they count has counted it within microseconds.
+        tokio::time::sleep(COUNTED).await;
+        self.take_proven()?;
+        let last = tokio::time::Instant::now() + LAST_EVENTS;
+        while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
+            self.deliver(&labelled)?;
+        }
         let tallied = self.ledger.tallied(&self.reader.read()?);
         let mut reconciled = diagnose::reconcile(&moved, &tallied);
         for each in &mut reconciled {
@@ -523,6 +566,11 @@ pub(super) fn notes(plan: &Plan, problems: &BTreeMap<String, String>) -> Vec<Str
         .into_iter()
         .chain(problems.iter().map(|(subject, reason)| format!("{subject}: {reason}")))
         .collect()
+}
+
+/// Whether the totals leave out no drop that the kernel's counters count.
+fn counts_all(scope: &ScopeArgs) -> bool {
+    scope.port.is_none() && scope.protocol.is_none() && scope.addr.is_empty()
 }
 
 /// Whether a drop of these SYNs would have been seen: outside the scope nothing is known of them.

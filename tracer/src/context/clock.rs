@@ -9,6 +9,13 @@ pub(super) fn wall_time_ns(ktime_ns: u64) -> i128 {
     i128::from(ktime_ns) + offset_ns()
 }
 
+/// The kernel's monotonic clock, in nanoseconds; 0 should it fail.
+pub fn monotonic_ns() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
+        (i128::from(time.tv_sec()) * SECOND + i128::from(time.tv_nsec())) as u64
+    })
+}
+
 /// CLOCK_REALTIME − CLOCK_MONOTONIC in nanoseconds, 0 should a clock fail. Measured anew each time (it costs two
 /// reads of the vDSO), so that a stepped wall clock is followed at once.
 fn offset_ns() -> i128 {

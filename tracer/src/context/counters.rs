@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs};
 
-use crate::diagnose::{Moved, counter_names};
+use crate::diagnose::{Moved, PROOFS, counter_names};
 
 /// Reads those of the netns that the thread is in. What the kernel does not have, or does not show, is absent.
 pub(super) fn read() -> Moved {
@@ -18,11 +18,35 @@ pub(super) fn read() -> Moved {
         .collect()
 }
 
-/// `TcpExtTCPSynRetrans` of the netns that the thread is in: SYNs that were sent again.
-pub(super) fn syn_retransmissions() -> Option<u64> {
-    pairs(&file("netstat"))
+/// `/proc/net/netstat` of the netns that the thread is in.
+pub(super) fn netstat() -> String {
+    file("netstat")
+}
+
+/// `TcpExtTCPSynRetrans` in `/proc/net/netstat`: SYNs that were sent again.
+pub(super) fn syn_retransmissions(netstat: &str) -> Option<u64> {
+    pairs(netstat)
         .find(|(group, name, _)| (*group, *name) == ("TcpExt", "TCPSynRetrans"))
         .map(|(_, _, value)| value)
+}
+
+/// The counters of [`PROOFS`] in `/proc/net/netstat`.
+pub(super) fn proofs(netstat: &str) -> Moved {
+    let wanted = |name: &str| {
+        let mut all = PROOFS.iter().flat_map(|proof| proof.counters);
+        all.find(|each| each.strip_prefix("TcpExt") == Some(name))
+            .copied()
+    };
+    pairs(netstat)
+        .filter(|(group, ..)| *group == "TcpExt")
+        .filter_map(|(_, name, value)| Some((wanted(name)?, value)))
+        .collect()
+}
+
+/// The counters of [`PROOFS`] among these.
+pub(super) fn proofs_of(all: &Moved) -> Moved {
+    let names = PROOFS.iter().flat_map(|proof| proof.counters);
+    names.filter_map(|name| Some((*name, *all.get(name)?))).collect()
 }
 
 /// A file of the netns that the thread is in; empty where the kernel does not have it.
@@ -118,8 +142,19 @@ mod tests {
     }
 
     #[test]
+    fn counters_that_prove_a_cause_are_picked() {
+        let text = "TcpExt: SyncookiesSent ListenOverflows ListenDrops OfoPruned\nTcpExt: 3 7 8 2\nIpExt: InNoRoutes\nIpExt: 1\n";
+        assert_eq!(
+            proofs(text),
+            Moved::from([("TcpExtListenOverflows", 7), ("TcpExtOfoPruned", 2)])
+        );
+        assert_eq!(proofs("IpExt: InNoRoutes\nIpExt: 1\n"), Moved::new());
+    }
+
+    #[test]
     fn the_netns_of_this_thread_has_counters() {
         assert!(read().contains_key("TcpExtListenDrops"));
-        assert!(syn_retransmissions().is_some());
+        assert!(syn_retransmissions(&netstat()).is_some());
+        assert!(proofs(&netstat()).contains_key("TcpExtListenOverflows"));
     }
 }

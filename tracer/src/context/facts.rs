@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
 
-use droptrace_common::{FieldId, bits};
+use droptrace_common::{FieldId, Site, bits};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
@@ -107,7 +107,11 @@ impl Gathering {
         let mut missing = Vec::new();
         for need in needs {
             match need {
-                Need::Listener => match (packet.dst, listener_port(event, packet)) {
+                // A counter may be about one of several.
+                Need::Listener if event.all(FieldId::ListenerPort).count() > 1 => {
+                    missing.push(("listener", "several listeners are over their limit"));
+                }
+                Need::Listener => match (listener_address(event, packet), listener_port(event, packet)) {
                     (Some(to), Some(port)) => questions.push((
                         "listener".to_owned(),
                         Question::Listener {
@@ -118,8 +122,17 @@ impl Gathering {
                             inode: event.field(FieldId::ListenerInode).filter(|&inode| inode != 0),
                         },
                     )),
+                    _ if event.site == Site::Counter => {
+                        missing.push((
+                            "listener",
+                            "no listener was over its limit when the counter was read",
+                        ));
+                    }
                     _ => missing.push(("listener", "the packet has no destination port")),
                 },
+                Need::Owner if event.site == Site::Counter => {
+                    missing.push(("owner", "a counter does not tell of which connection it was"));
+                }
                 Need::Owner => {
                     let inode = event.field(FieldId::SocketInode).filter(|&inode| inode != 0);
                     let question = match inode {
@@ -265,6 +278,13 @@ const fn field_of(need: &Need) -> &'static str {
         Need::Conntrack => "conntrack",
         Need::Sysctl(name) => name,
     }
+}
+
+/// The address that a listener takes packets to: the packet's, else its own.
+fn listener_address(event: &RawEvent, packet: &Packet) -> Option<std::net::IpAddr> {
+    packet
+        .dst
+        .or_else(|| event.address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo))
 }
 
 /// The listener's port: the kernel's word, else the packet's.

@@ -24,6 +24,7 @@ mod sets;
 mod sockets;
 mod state;
 pub mod survey;
+mod suspects;
 mod syns;
 mod sysctls;
 #[cfg(test)]
@@ -42,10 +43,12 @@ use std::{
     time::Duration,
 };
 
+pub use clock::monotonic_ns;
 pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 pub use sets::{NoSets, Sets};
+pub use suspects::{CounterMoves, Suspect};
 pub use syns::LostSyns;
 use tokio::sync::{oneshot, watch};
 
@@ -196,8 +199,8 @@ impl Context {
         })
     }
 
-    /// Gets ready for questions about sockets. Not done at the start, since it takes time from those who attach hooks
-    /// meanwhile.
+    /// Gets ready for questions about sockets, and counts from now on what [`Self::counter_moves`] tells. Not done at the
+    /// start, since it takes time from those who attach hooks meanwhile, and what came before them nobody saw.
     pub fn expect_questions(&self) {
         self.inner.shared.state().questions_near = true;
         // A full counter wakes as well.
@@ -275,6 +278,13 @@ impl Context {
             Ok(Ok(moved)) => moved,
             _ => BTreeMap::new(),
         }
+    }
+
+    /// The counters of [`crate::diagnose::PROOFS`] that moved in a netns in scope, as they were about a second ago: by now
+    /// whoever saw a drop that they count has counted it, too. After [`Self::counters_moved`] they are of that moment. Each
+    /// reading is given once.
+    pub fn counter_moves(&self) -> BTreeMap<u32, CounterMoves> {
+        std::mem::take(&mut self.inner.shared.state().counter_moves)
     }
 
     /// What context could not do, and its effect: subject → reason.

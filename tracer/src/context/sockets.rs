@@ -206,6 +206,25 @@ pub(super) fn connecting(diag: &mut Netlink) -> io::Result<Vec<Connecting>> {
     Ok(found)
 }
 
+/// The local end of each handshake that waits for its last ACK.
+///
+/// # Errors
+/// See [`listeners`].
+pub(super) fn requests(diag: &mut Netlink) -> io::Result<Vec<SocketAddr>> {
+    let mut found = Vec::new();
+    for id in [SocketId::new_v4(), SocketId::new_v6()] {
+        let answers = dump(diag, id, StateFlags::SYN_RECV)?;
+        let headers = answers
+            .iter()
+            .filter_map(|message| InetResponseHeader::parse(&message.body).ok());
+        found
+            .extend(headers.map(|header| {
+                SocketAddr::new(header.socket_id.source_address, header.socket_id.source_port)
+            }));
+    }
+    Ok(found)
+}
+
 fn dump(diag: &mut Netlink, id: SocketId, states: StateFlags) -> io::Result<Vec<Message>> {
     let family = family(id.source_address);
     diag.dump(BY_FAMILY, &request(family, IPPROTO_TCP, states, id))

@@ -19,6 +19,7 @@ use super::{
     ipvs::Service,
     netns::Discovery,
     questions::{Asked, Question, Questions, Reply},
+    suspects::CounterMoves,
 };
 use crate::diagnose::Moved;
 
@@ -49,6 +50,8 @@ pub(super) struct State {
     /// Questions about sockets are near, for which the thread in charge should get ready.
     pub(super) questions_near: bool,
     /// Who waits for the counters of all namespaces.
+    /// Counters that moved, by netns, as last read and not yet taken.
+    pub(super) counter_moves: BTreeMap<u32, CounterMoves>,
     pub(super) counters_wanted: Vec<oneshot::Sender<BTreeMap<u32, Moved>>>,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
     /// Asked by events, to be answered by the worker.

@@ -28,6 +28,7 @@ use super::{
     questions::{Answer, Question, Reply},
     routes, sockets,
     state::{Flow, Namespace, Shared},
+    suspects::{self, CounterMoves, Followed},
     syns, sysctls,
 };
 use crate::diagnose::{Listener, Moved, RouteAnswer};
@@ -64,6 +65,8 @@ struct Watched {
     connecting: BTreeMap<u64, u8>,
     /// Its counters when it was first seen.
     counters: Moved,
+    /// Those that alone prove a cause.
+    followed: Followed,
 }
 
 /// Requests in one netns, opened when first needed.
@@ -93,6 +96,8 @@ pub(super) struct Worker {
     /// Where the round of namespaces without services goes on.
     ipvs_turn: u32,
     syn_asked: Instant,
+    /// Namespaces that were watched so far.
+    serial: u64,
     /// IP protocols whose sockets the kernel does not list.
     unlisted: BTreeSet<u8>,
 }
@@ -131,10 +136,11 @@ impl Worker {
             unlisted: BTreeSet::new(),
             ipvs_turn: 0,
             syn_asked: now,
+            serial: 0,
         };
         worker.scan(true);
         worker.ask_ipvs(true);
-        worker.look_for_syns();
+        worker.look_at_counters();
         Ok(worker)
     }
 
@@ -178,6 +184,7 @@ impl Worker {
             }
             if std::mem::take(&mut self.shared.state().questions_near) {
                 self.try_sock_diag();
+                self.follow_from_now();
             }
             let wanted = std::mem::take(&mut self.shared.state().counters_wanted);
             if !wanted.is_empty() {
@@ -230,7 +237,7 @@ impl Worker {
             self.ask_ipvs(false);
         }
         if self.syn_asked.elapsed() >= self.syn_every() {
-            self.look_for_syns();
+            self.look_at_counters();
         }
     }
 
@@ -312,13 +319,16 @@ impl Worker {
         let addresses = Addresses::load(&mut Netlink::open(NETLINK_ROUTE)?)?;
         self.epoll
             .add(&route, EpollEvent::new(EpollFlags::EPOLLIN, u64::from(netns)))?;
+        let counters = counters::read();
+        self.serial += 1;
         self.watched.insert(
             netns,
             Watched {
                 route,
                 syn_retransmissions: None,
                 connecting: BTreeMap::new(),
-                counters: counters::read(),
+                followed: Followed::new(self.serial, counters::proofs_of(&counters)),
+                counters,
             },
         );
         self.shared.state().namespaces.insert(
@@ -334,8 +344,9 @@ impl Worker {
     }
 
     fn leave(&mut self, netns: u32) {
-        if let Some(watched) = self.watched.remove(&netns) {
+        if let Some(mut watched) = self.watched.remove(&netns) {
             let _ = self.epoll.delete(&watched.route);
+            self.tell_moves(netns, watched.followed.news());
         }
         self.shared.state().namespaces.remove(&netns);
         let written = self.publisher.forget(netns);
@@ -666,36 +677,68 @@ impl Worker {
 
     // Counters.
 
-    /// How far the counters of each netns in scope moved since it was first seen.
-    fn counters_moved(&self) -> BTreeMap<u32, Moved> {
-        let moved = self
-            .watched
-            .iter()
-            .filter(|(netns, _)| self.in_scope(**netns))
-            .filter_map(|(netns, watched)| {
-                self.visit(*netns).ok()?;
-                Some((*netns, counters::moved(&watched.counters, &counters::read())))
-            })
-            .collect();
+    fn watched_in_scope(&self) -> Vec<u32> {
+        let all = self.watched.keys().copied();
+        all.filter(|netns| self.in_scope(*netns)).collect()
+    }
+
+    /// How far the counters of each netns in scope moved since it was first seen. Those that alone prove a cause are told
+    /// as of now, too.
+    fn counters_moved(&mut self) -> BTreeMap<u32, Moved> {
+        let mut moved = BTreeMap::new();
+        for netns in self.watched_in_scope() {
+            let Ok(mut visit) = self.visit(netns) else {
+                continue;
+            };
+            let now = counters::read();
+            if let Some(watched) = self.watched.get_mut(&netns) {
+                moved.insert(netns, counters::moved(&watched.counters, &now));
+                let followed = &mut watched.followed;
+                let former =
+                    followed.take(counters::proofs_of(&now), |syn_queues| visit.suspects(syn_queues));
+                let news = followed.news().or(former);
+                self.tell_moves(netns, news);
+            }
+        }
         self.go_home();
         moved
     }
 
-    // SYNs that stay unanswered.
+    fn tell_moves(&self, netns: u32, news: Option<CounterMoves>) {
+        if let Some(moves) = news.filter(|_| self.in_scope(netns)) {
+            self.shared.state().counter_moves.insert(netns, moves);
+        }
+    }
 
-    fn look_for_syns(&mut self) {
+    /// Counts from now on what only counters tell: hooks see what comes from now on.
+    fn follow_from_now(&mut self) {
+        for netns in self.watched_in_scope() {
+            if self.visit(netns).is_ok()
+                && let Some(watched) = self.watched.get_mut(&netns)
+            {
+                watched.followed.restart(counters::proofs(&counters::netstat()));
+            }
+        }
+        self.go_home();
+    }
+
+    /// Looks for drops that only counters tell, and for SYNs that stay unanswered.
+    fn look_at_counters(&mut self) {
         self.syn_asked = Instant::now();
-        let looked_at: Vec<u32> = self
-            .watched
-            .keys()
-            .filter(|netns| self.in_scope(**netns))
-            .copied()
-            .collect();
-        for netns in looked_at {
+        for netns in self.watched_in_scope() {
             let Ok(mut visit) = self.visit(netns) else {
                 continue;
             };
-            let Some(total) = counters::syn_retransmissions() else {
+            let netstat = counters::netstat();
+            let Some(watched) = self.watched.get_mut(&netns) else {
+                continue;
+            };
+            let proofs = counters::proofs(&netstat);
+            let news = watched
+                .followed
+                .take(proofs, |syn_queues| visit.suspects(syn_queues));
+            self.tell_moves(netns, news);
+            let Some(total) = counters::syn_retransmissions(&netstat) else {
                 continue;
             };
             let Some(watched) = self.watched.get_mut(&netns) else {
@@ -766,6 +809,14 @@ impl Visit {
 
     fn route(&mut self) -> Result<&mut Netlink, String> {
         open(&mut self.route, NETLINK_ROUTE)
+    }
+
+    /// Listeners over a limit; none where the kernel does not list them.
+    fn suspects(&mut self, syn_queues: bool) -> Vec<suspects::Suspect> {
+        let found = self
+            .diag()
+            .and_then(|diag| suspects::over_their_limit(diag, syn_queues).map_err(words));
+        found.unwrap_or_default()
     }
 }
 

@@ -314,7 +314,10 @@ pub(super) fn direction(event: &RawEvent) -> Option<Direction> {
     let (iif, route) = (event.header.iif, event.field(FieldId::Route));
     if event.has(bits::NO_PROTOCOL) {
         None
-    } else if event.site == Site::PawsEstablished {
+    } else if matches!(
+        event.site,
+        Site::PawsEstablished | Site::TcpOutOfWindow | Site::TcpChallengeAck
+    ) {
         // Its headers are made from the socket, which does not know the device.
         Some(Direction::In)
     } else if iif == 0 {

@@ -159,6 +159,8 @@ pub struct Packet {
     pub tcp: Option<Tcp>,
     /// ICMP or ICMPv6 type and code.
     pub icmp: Option<(u8, u8)>,
+    /// Bytes of all headers of a TCP segment, options included, whether they were captured or not.
+    pub headers: Option<u32>,
 }
 
 /// What a TCP header says.
@@ -200,6 +202,11 @@ impl Packet {
         };
         if let Some(transport) = transport {
             packet.parse_transport(transport);
+            if packet.tcp.is_some()
+                && let Some(offset) = transport.get(12)
+            {
+                packet.headers = Some((bytes.len() - transport.len()) as u32 + u32::from(offset >> 4) * 4);
+            }
         }
         packet
     }

@@ -19,7 +19,9 @@ pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
     AddressHolder, ConntrackUsage, Facts, IpvsDestination, IpvsService, Listener, Owner, RouteAnswer,
 };
-pub use reconcile::{Moved, Reconciled, Tallied, WITNESSES, Witness, counter_names, reconcile};
+pub use reconcile::{
+    Moved, PROOFS, Proof, Reconciled, Tallied, WITNESSES, Witness, counter_names, perhaps, reconcile,
+};
 pub use record::{
     CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Record, Remedy,
     ScopeText, Summary, SynUnanswered, Verdict,

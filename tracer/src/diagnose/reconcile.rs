@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use droptrace_common::bits;
+use droptrace_common::{Site, bits};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::Signature;
 
 /// Counters of a netns that count the same drops as some causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,15 +19,21 @@ pub struct Witness {
     pub causes: &'static [&'static str],
     /// Only packets with all these [`bits`] do.
     pub bits: u32,
-    /// Not on kernels that have this counter, which counts some of these causes apart.
-    pub unless: Option<&'static str>,
+    /// Packets with one of these [`bits`] do not.
+    pub but: u32,
+    /// Only on kernels that have this counter, which counts some of the causes apart, or more of them.
+    pub with: Option<&'static str>,
+    /// Not on kernels that have this counter.
+    pub without: Option<&'static str>,
 }
 
 const ROW: Witness = Witness {
     counters: &[],
     causes: &[],
     bits: 0,
-    unless: None,
+    but: 0,
+    with: None,
+    without: None,
 };
 
 /// The table. Each row was seen to hold in a scenario on 5.10, 6.1, 6.12 and 7.3.
@@ -54,12 +62,36 @@ pub const WITNESSES: &[Witness] = &[
     Witness {
         counters: &["TcpExtPAWSEstab"],
         causes: &["paws-established", "paws-request", "paws-timewait"],
-        unless: Some("TcpExtPAWSTimewait"),
+        without: Some("TcpExtPAWSTimewait"),
+        ..ROW
+    },
+    Witness {
+        counters: &["TcpExtPAWSEstab"],
+        causes: &["paws-established", "paws-request"],
+        with: Some("TcpExtPAWSTimewait"),
         ..ROW
     },
     Witness {
         counters: &["TcpExtPAWSTimewait"],
         causes: &["paws-timewait"],
+        ..ROW
+    },
+    Witness {
+        counters: &["TcpExtTCPChallengeACK", "TcpExtTCPACKSkippedChallenge"],
+        causes: &["tcp-challenge-ack"],
+        ..ROW
+    },
+    Witness {
+        counters: &["TcpExtTCPZeroWindowDrop"],
+        causes: &["tcp-zero-window"],
+        without: Some("TcpExtBeyondWindow"),
+        ..ROW
+    },
+    Witness {
+        counters: &["TcpExtTCPZeroWindowDrop", "TcpExtBeyondWindow"],
+        causes: &["tcp-zero-window", "tcp-out-of-window"],
+        but: bits::RST,
+        with: Some("TcpExtBeyondWindow"),
         ..ROW
     },
     Witness {
@@ -80,11 +112,102 @@ pub const WITNESSES: &[Witness] = &[
     },
 ];
 
-/// Every counter that the table names.
+/// A counter that alone proves a cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// Names as `nstat` prints them; all of `TcpExt`. Each drop adds to one of them.
+    pub counters: &'static [&'static str],
+    /// Slug of the cause.
+    pub cause: &'static str,
+}
+
+/// The counters that nothing but drops of one cause moves. Where no hook sees those drops, what moved is told as they are.
+/// OfoPruned counts how often segments were thrown away, one or more each time (`tcp_prune_ofo_queue`,
+/// net/ipv4/tcp_input.c, 5.10 - 7.3): it is never more than the segments that a hook sees.
+pub const PROOFS: &[Proof] = &[
+    Proof {
+        counters: &["TcpExtListenOverflows"],
+        cause: "accept-queue-full",
+    },
+    Proof {
+        counters: &["TcpExtTCPReqQFullDrop"],
+        cause: "syn-queue-full",
+    },
+    Proof {
+        counters: &["TcpExtTCPChallengeACK", "TcpExtTCPACKSkippedChallenge"],
+        cause: "tcp-challenge-ack",
+    },
+    Proof {
+        counters: &["TcpExtTCPZeroWindowDrop"],
+        cause: "tcp-zero-window",
+    },
+    Proof {
+        counters: &["TcpExtOfoPruned"],
+        cause: "tcp-ofo-pruned",
+    },
+];
+
+impl Proof {
+    /// The counter by which a drop that it proves is known.
+    pub const fn counter(&self) -> &'static str {
+        self.counters[0]
+    }
+
+    /// How far its counters moved.
+    pub fn moved(&self, moved: &Moved) -> u64 {
+        self.counters.iter().filter_map(|name| moved.get(name)).sum()
+    }
+
+    /// How many drops that were seen its counters may have counted, at most: those of its cause, those without a label
+    /// that may be of it, both also where the kernel did not say in which netns they were.
+    pub fn seen(&self, netns: u32, tallied: &[Tallied]) -> u64 {
+        tallied
+            .iter()
+            .filter(|total| !total.by_counter && (total.netns == netns || total.netns == 0))
+            .filter(|total| total.cause == self.cause || total.perhaps == Some(self.cause))
+            .map(|total| total.packets)
+            .sum()
+    }
+}
+
+/// The cause of [`PROOFS`] that a drop may be although it is labelled otherwise: where the hook that knows better is missing, a
+/// last ACK that a listener refuses is freed like many others, and a RST that a pending handshake does not believe like
+/// one that ends it.
+pub fn perhaps(signature: &Signature<'_>, cause: &str) -> Option<&'static str> {
+    const LAST_ACK: [&str; 7] = [
+        "tcp_v4_rcv",
+        "tcp_v6_rcv",
+        "tcp_v4_do_rcv",
+        "tcp_v6_do_rcv",
+        "cookie_v4_check",
+        "cookie_v6_check",
+        "tcp_get_cookie_sock",
+    ];
+    match cause {
+        "unknown" | "kernel-reason"
+            if signature.has(bits::TCP)
+                && !signature.has(bits::SYN)
+                && signature.at(&LAST_ACK)
+                && (signature.unspecified() || signature.because(&["TCP_LISTEN_OVERFLOW", "NO_SOCKET"])) =>
+        {
+            Some("accept-queue-full")
+        }
+        "tcp-reset-received" if signature.site == Site::RequestOther => Some("tcp-challenge-ack"),
+        _ => None,
+    }
+}
+
+/// Every counter that the tables name.
 pub fn counter_names() -> impl Iterator<Item = &'static str> {
-    WITNESSES
-        .iter()
-        .flat_map(|witness| witness.counters.iter().chain(&witness.unless).copied())
+    let of_witnesses = WITNESSES.iter().flat_map(|witness| {
+        witness
+            .counters
+            .iter()
+            .chain(&witness.with)
+            .chain(&witness.without)
+            .copied()
+    });
+    of_witnesses.chain(PROOFS.iter().flat_map(|proof| proof.counters.iter().copied()))
 }
 
 /// How far the counters of a netns moved, by name. One that the kernel does not have is absent.
@@ -101,6 +224,10 @@ pub struct Tallied {
     pub bits: u32,
     /// Packets.
     pub packets: u64,
+    /// The cause that they may be instead: see [`perhaps`].
+    pub perhaps: Option<&'static str>,
+    /// No hook saw them: a counter told.
+    pub by_counter: bool,
 }
 
 /// What a counter of a netns says of the drops that were seen there.
@@ -114,9 +241,12 @@ pub struct Reconciled {
     pub netns_name: Option<String>,
     /// How far the kernel moved it.
     pub delta: u64,
-    /// Packets of the causes that add to it.
+    /// Packets of the causes that add to it, as hooks saw them.
     pub explained: u64,
-    /// What of `delta` no drop that was seen explains.
+    /// Packets that no hook saw, and that were told since this counter, or another one, alone proves their cause.
+    #[serde(default)]
+    pub by_counter: u64,
+    /// What of `delta` is neither.
     pub unexplained: u64,
 }
 
@@ -133,15 +263,25 @@ pub fn reconcile(moved: &BTreeMap<u32, Moved>, tallied: &[Tallied]) -> Vec<Recon
             if known.is_empty() {
                 continue;
             }
-            let apart = witness.unless.is_some_and(|other| counters.contains_key(other));
+            let has = |other: Option<&'static str>| other.map(|other| counters.contains_key(other));
+            if has(witness.with) == Some(false) || has(witness.without) == Some(true) {
+                continue;
+            }
             let explains = |total: &&Tallied| {
                 total.netns == *netns
                     && witness.causes.contains(&total.cause)
-                    && !(apart && total.cause == "paws-timewait")
                     && total.bits & witness.bits == witness.bits
+                    && total.bits & witness.but == 0
+            };
+            let sum = |by_counter| -> u64 {
+                let those = tallied.iter().filter(explains);
+                those
+                    .filter(|total| total.by_counter == by_counter)
+                    .map(|total| total.packets)
+                    .sum()
             };
             let delta: u64 = known.iter().sum();
-            let explained: u64 = tallied.iter().filter(explains).map(|total| total.packets).sum();
+            let (explained, by_counter) = (sum(false), sum(true));
             if delta > 0 || explained > 0 {
                 reconciled.push(Reconciled {
                     counter: witness.counters.join(" + "),
@@ -149,7 +289,8 @@ pub fn reconcile(moved: &BTreeMap<u32, Moved>, tallied: &[Tallied]) -> Vec<Recon
                     netns_name: None,
                     delta,
                     explained,
-                    unexplained: delta.saturating_sub(explained),
+                    by_counter,
+                    unexplained: delta.saturating_sub(explained + by_counter),
                 });
             }
         }
@@ -160,7 +301,7 @@ pub fn reconcile(moved: &BTreeMap<u32, Moved>, tallied: &[Tallied]) -> Vec<Recon
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::cause_by_slug;
+    use crate::diagnose::{cause_by_slug, classify};
 
     fn tallied(cause: &'static str, netns: u32, bits: u32, packets: u64) -> Tallied {
         Tallied {
@@ -168,6 +309,8 @@ mod tests {
             netns,
             bits,
             packets,
+            perhaps: None,
+            by_counter: false,
         }
     }
 
@@ -177,9 +320,68 @@ mod tests {
 
     #[test]
     fn the_table_names_causes_that_exist() {
-        for cause in WITNESSES.iter().flat_map(|witness| witness.causes) {
+        let proven = PROOFS.iter().map(|proof| &proof.cause);
+        for cause in WITNESSES.iter().flat_map(|witness| witness.causes).chain(proven) {
             assert!(cause_by_slug(cause).is_some(), "{cause}");
         }
+    }
+
+    #[test]
+    fn a_proven_drop_is_its_cause() {
+        for proof in PROOFS {
+            let signature = Signature {
+                site: Site::Counter,
+                reason: Some(proof.counter()),
+                location: None,
+                bits: 0,
+            };
+            assert_eq!(classify(&signature).slug, proof.cause);
+            assert!(proof.counters.iter().all(|name| name.starts_with("TcpExt")));
+        }
+    }
+
+    #[test]
+    fn what_may_have_been_counted_is_taken_off() {
+        let proof = &PROOFS[0];
+        let unlabelled = Tallied {
+            perhaps: Some("accept-queue-full"),
+            ..tallied("unknown", 7, bits::TCP, 2)
+        };
+        let drops = [
+            tallied("accept-queue-full", 7, bits::TCP, 4),
+            tallied("accept-queue-full", 8, bits::TCP, 8),
+            tallied("accept-queue-full", 0, bits::TCP, 1),
+            unlabelled,
+            tallied("unknown", 7, bits::TCP, 16),
+        ];
+        assert_eq!(proof.seen(7, &drops), 7);
+        let last_ack = |reason, flags| Signature {
+            site: Site::Free,
+            reason,
+            location: Some("tcp_v4_rcv"),
+            bits: bits::TCP | flags,
+        };
+        assert_eq!(
+            perhaps(&last_ack(Some("TCP_LISTEN_OVERFLOW"), 0), "kernel-reason"),
+            Some("accept-queue-full")
+        );
+        assert_eq!(perhaps(&last_ack(None, bits::SYN), "unknown"), None);
+        assert_eq!(perhaps(&last_ack(None, 0), "no-socket"), None);
+    }
+
+    #[test]
+    fn what_a_counter_told_is_marked() {
+        let moved = [(7, Moved::from([("TcpExtListenOverflows", 5)]))].into();
+        let told = Tallied {
+            by_counter: true,
+            ..tallied("accept-queue-full", 7, 0, 3)
+        };
+        let rows = reconcile(&moved, &[tallied("accept-queue-full", 7, bits::TCP, 1), told]);
+        let overflows = row(&rows, "TcpExtListenOverflows");
+        assert_eq!(
+            (overflows.explained, overflows.by_counter, overflows.unexplained),
+            (1, 3, 1)
+        );
     }
 
     #[test]

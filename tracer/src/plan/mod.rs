@@ -27,7 +27,7 @@ pub use self::{
     symbols::{Symbols, base_name},
     watch::ModuleWatch,
 };
-use crate::diagnose::Gap;
+use crate::diagnose::{Gap, PROOFS};
 
 /// Where to look, and what to overlook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -527,7 +527,14 @@ impl Plan {
                 gaps.push(Gap {
                     cause: serves.cause.to_owned(),
                     field: serves.part.map(str::to_owned),
-                    reason: format!("hook {}: {reason}", hook.name),
+                    reason: match PROOFS.iter().find(|proof| proof.cause == serves.cause) {
+                        Some(proof) => format!(
+                            "hook {}: {reason}; {} tells how many there are, not of which packets",
+                            hook.name,
+                            proof.counter()
+                        ),
+                        None => format!("hook {}: {reason}", hook.name),
+                    },
                 });
             }
         }
@@ -549,13 +556,26 @@ impl Plan {
         // What a connection has stored is read from the socket that the tracepoint names; kernels without reasons have a
         // hook of their own for it.
         if self.has_reasons() && self.layout.kfree_skb_arguments < 4 {
-            gaps.extend(["timestamp_stored", "behind", "age_s"].map(|field| {
+            let fields = OF_THE_SOCKET.iter().flat_map(|(causes, fields)| {
+                causes
+                    .iter()
+                    .flat_map(|cause| fields.iter().map(move |field| (cause, field)))
+            });
+            gaps.extend(fields.map(|(cause, field)| {
                 Gap {
-                    cause: "paws-established".to_owned(),
-                    field: Some(field.to_owned()),
+                    cause: (*cause).to_owned(),
+                    field: Some((*field).to_owned()),
                     reason: "the tracepoint skb:kfree_skb of this kernel does not name the receiving socket"
                         .to_owned(),
                 }
+            }));
+        }
+        if !self.has_reasons() {
+            gaps.extend(UNTRACED.iter().map(|(cause, part)| Gap {
+                cause: (*cause).to_owned(),
+                field: Some((*part).to_owned()),
+                reason: "this kernel frees such segments untraced: a counter tells how many there are, not of which connection"
+                    .to_owned(),
             }));
         }
         if self.has_symbols && !self.symbols.has_addresses() {
@@ -568,6 +588,27 @@ impl Plan {
         gaps
     }
 }
+
+/// What kernels without drop reasons free without a tracepoint: causes, and what of them is not seen.
+const UNTRACED: &[(&str, &str)] = &[
+    ("tcp-challenge-ack", "segment: ack"),
+    ("tcp-zero-window", "packet"),
+    ("tcp-ofo-pruned", "packet"),
+];
+
+/// Evidence that is read from the receiving socket: causes, and fields of each.
+const OF_THE_SOCKET: &[(&[&str], &[&str])] = &[
+    (&["paws-established"], &["timestamp_stored", "behind", "age_s"]),
+    (
+        &[
+            "tcp-challenge-ack",
+            "tcp-out-of-window",
+            "tcp-zero-window",
+            "tcp-ofo-pruned",
+        ],
+        &["expected_sequence", "window", "ahead"],
+    ),
+];
 
 /// Functions that hooks may go to.
 fn function_names() -> impl Iterator<Item = &'static str> {

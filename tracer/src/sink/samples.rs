@@ -158,7 +158,8 @@ pub(crate) fn summary() -> Summary {
             netns: 4_026_531_840,
             netns_name: None,
             delta: 12,
-            explained: 10,
+            explained: 9,
+            by_counter: 1,
             unexplained: 2,
         }],
         syn_unanswered: vec![SynUnanswered {

@@ -122,6 +122,9 @@ fn witness(text: &mut String, summary: &Summary, netns: &dyn Fn(u32) -> String) 
             "the kernel agrees: {moved} {counters}, and drops above explain all of it"
         );
     }
+    if summary.reconcile.iter().any(|row| row.by_counter > 0) {
+        text.push_str("no hook saw some of these: counters that nothing else moves told of them\n");
+    }
     for row in summary.reconcile.iter().filter(|row| row.unexplained > 0) {
         let _ = writeln!(
             text,
@@ -129,7 +132,7 @@ fn witness(text: &mut String, summary: &Summary, netns: &dyn Fn(u32) -> String) 
             row.counter,
             row.netns_name.clone().unwrap_or_else(|| netns(row.netns)),
             row.delta,
-            row.explained,
+            row.explained + row.by_counter,
             row.unexplained
         );
     }

@@ -9,7 +9,7 @@ use std::{
 use anstyle::{AnsiColor, Style};
 
 use super::{Origin, Sink, is_dumb_terminal, learn_netns, summary, words};
-use crate::diagnose::{Coverage, Drop, Gap, Record, Verdict};
+use crate::diagnose::{Coverage, Drop, FoundBy, Gap, Record, Verdict};
 
 /// Colours, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +152,9 @@ impl<W: Write> Text<W> {
         if let Some(owner) = &drop.owner {
             let _ = write!(text, " {}", words::owner(owner));
         }
-        if drop.packets > 1 {
+        if drop.found_by == FoundBy::Counter {
+            let _ = write!(text, " ×{}", drop.packets);
+        } else if drop.packets > 1 {
             let _ = write!(
                 text,
                 " ×{} (with {} more of its kind)",

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::diagnose::{Coverage, Direction, Drop, Evidence, Gap, HookState, Owner};
+use crate::diagnose::{Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Owner};
 
 /// Without control characters: names of processes and namespaces are chosen by others, and must not move the cursor.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
@@ -33,7 +33,9 @@ pub(crate) fn packet(drop: &Drop) -> String {
     if let Some(flags) = &drop.flags {
         let _ = write!(text, " {flags}");
     }
-    let _ = write!(text, " {} B", drop.length);
+    if drop.found_by != FoundBy::Counter {
+        let _ = write!(text, " {} B", drop.length);
+    }
     text
 }
 
@@ -45,7 +47,10 @@ pub(crate) fn endpoints(drop: &Drop) -> String {
         (None, _) => "?".to_owned(),
     };
     if drop.src.is_none() && drop.dst.is_none() {
-        return "packet without IP header".to_owned();
+        return match drop.found_by {
+            FoundBy::Counter => "not seen, known by counter".to_owned(),
+            _ => "packet without IP header".to_owned(),
+        };
     }
     format!("{} → {}", end(drop.src, drop.sport), end(drop.dst, drop.dport))
 }

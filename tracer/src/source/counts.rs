@@ -14,7 +14,9 @@ use droptrace_common::{CountKey, CountValue, Site, Tally, bits};
 
 use super::take_map;
 use crate::{
-    diagnose::{Cause, CauseCount, Counts, Signature, Split, Tallied, Verdict, classify},
+    diagnose::{
+        Cause, CauseCount, Counts, Signature, Split, Tallied, Verdict, cause_by_slug, classify, perhaps,
+    },
     plan::{Reasons, Symbols},
 };
 
@@ -76,14 +78,24 @@ impl CountReader {
     }
 }
 
+/// What a key is.
+#[derive(Clone, Copy)]
+struct Named {
+    cause: &'static Cause,
+    verdict: Verdict,
+    perhaps: Option<&'static str>,
+}
+
 /// Names the causes of what the kernel counted.
 pub struct Ledger {
     symbols: Arc<Symbols>,
     reasons: Arc<Reasons>,
     /// Cause of a key, found once.
-    causes: HashMap<CountKey, (&'static Cause, Verdict)>,
+    causes: HashMap<CountKey, Named>,
     /// Packets that full events moved from a cause to its sister: (from, to, netns, verdicts) → packets.
     refined: BTreeMap<(&'static str, &'static str, u32, Verdict, Verdict), u64>,
+    /// Packets that no hook saw and a counter told.
+    by_counter: BTreeMap<(&'static str, u32, Verdict), u64>,
 }
 
 impl Ledger {
@@ -94,6 +106,7 @@ impl Ledger {
             reasons,
             causes: HashMap::new(),
             refined: BTreeMap::new(),
+            by_counter: BTreeMap::new(),
         }
     }
 
@@ -118,7 +131,12 @@ impl Ledger {
             .or_default() += packets;
     }
 
-    fn cause(&mut self, key: &CountKey) -> (&'static Cause, Verdict) {
+    /// Takes packets into the totals that a counter alone told.
+    pub fn told_by_counter(&mut self, cause: &'static str, verdict: Verdict, netns: u32, packets: u64) {
+        *self.by_counter.entry((cause, netns, verdict)).or_default() += packets;
+    }
+
+    fn cause(&mut self, key: &CountKey) -> Named {
         if let Some(known) = self.causes.get(key) {
             return *known;
         }
@@ -130,24 +148,46 @@ impl Ledger {
         };
         let signature = Signature::of_key(key, reason.as_deref(), location);
         let cause = classify(&signature);
-        let known = (cause, (cause.verdict)(&signature));
+        let known = Named {
+            cause,
+            verdict: (cause.verdict)(&signature),
+            perhaps: perhaps(&signature, cause.slug),
+        };
         self.causes.insert(*key, known);
         known
     }
 
     /// The totals as far as counters of the kernel witness them.
     pub fn tallied(&mut self, totals: &Totals) -> Vec<Tallied> {
-        totals
+        let mut tallied: Vec<Tallied> = totals
             .keys
             .iter()
             .filter(|(key, _)| key.bits & bits::DIED_AS == 0)
-            .map(|(key, value)| Tallied {
-                cause: self.cause(key).0.slug,
-                netns: key.netns,
-                bits: key.bits,
-                packets: value.packets,
+            .map(|(key, value)| {
+                let named = self.cause(key);
+                Tallied {
+                    cause: named.cause.slug,
+                    netns: key.netns,
+                    bits: key.bits,
+                    packets: value.packets,
+                    perhaps: named.perhaps,
+                    by_counter: false,
+                }
             })
-            .collect()
+            .collect();
+        tallied.extend(
+            self.by_counter
+                .iter()
+                .map(|((cause, netns, _), packets)| Tallied {
+                    cause,
+                    netns: *netns,
+                    bits: 0,
+                    packets: *packets,
+                    perhaps: None,
+                    by_counter: true,
+                }),
+        );
+        tallied
     }
 
     /// The totals by cause.
@@ -171,7 +211,7 @@ impl Ledger {
             if key.bits & bits::DIED_AS != 0 {
                 continue;
             }
-            let (cause, verdict) = self.cause(key);
+            let Named { cause, verdict, .. } = self.cause(key);
             packets
                 .entry((cause.slug, key.netns, verdict))
                 .or_insert((0, cause.benign))
@@ -184,15 +224,18 @@ impl Ledger {
         }
         let mut sampled: BTreeSet<(&'static str, u32, Verdict)> = BTreeSet::new();
         for ((from, to, netns, before, after), moved) in &self.refined {
-            let Some((left, benign)) = packets.get_mut(&(*from, *netns, *before)) else {
+            let Some((left, _)) = packets.get_mut(&(*from, *netns, *before)) else {
                 continue;
             };
             let moved = (*moved).min(*left);
             *left -= moved;
-            let benign = *benign;
+            let benign = cause_by_slug(to).is_some_and(|cause| cause.benign);
             packets.entry((to, *netns, *after)).or_insert((0, benign)).0 += moved;
             sampled.insert((from, *netns, *before));
             sampled.insert((to, *netns, *after));
+        }
+        for ((slug, netns, verdict), told) in &self.by_counter {
+            packets.entry((slug, *netns, *verdict)).or_insert((0, false)).0 += told;
         }
         counts.causes = packets
             .into_iter()

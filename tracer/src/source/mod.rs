@@ -6,6 +6,7 @@ use aya::{Ebpf, maps::Map};
 mod counts;
 pub mod file;
 pub mod log;
+pub mod proof;
 mod ring;
 mod sets;
 

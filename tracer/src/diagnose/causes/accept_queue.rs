@@ -3,7 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::{
-    listener::{LIMIT_FROM, LimitFrom, Refuser},
+    listener::{self, CANDIDATES, LIMIT_FROM, LimitFrom, Refuser},
     values::{in_netns, sysctl_number},
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
@@ -20,11 +20,12 @@ pub(super) static CAUSE: Cause = Cause {
         ListenOverflows and ListenDrops. A Linux client sends its SYN again after 1 s, then after 2 s, 4 s … more; from 6.5 on the first waits \
         are of 1 s each (net.ipv4.tcp_syn_linear_timeouts, 4 by default). Hence the slow connects. \
         With net.ipv4.tcp_abort_on_overflow=1 the last ACK is answered by RST instead. The SYN is freed as consumed: \
-        no tool that watches kfree_skb sees it.",
+        no tool that watches kfree_skb sees it. Where the functions cannot be hooked, ListenOverflows, which nothing else moves, tells how many there \
+        were, and the listener that is over its limit by then whose.",
     evidence: &[
         (
             "stage",
-            "what was refused: syn, ack (last ACK of the handshake), syncookie-ack (the same, rebuilt from a cookie)",
+            "what was refused: syn, ack (last ACK of the handshake), syncookie-ack (the same, rebuilt from a cookie); null where only a counter tells",
         ),
         ("listener", "address and port of the listener"),
         ("queue_length", "connections waiting for accept() when it refused"),
@@ -39,6 +40,7 @@ pub(super) static CAUSE: Cause = Cause {
             "sharing",
             "listeners that share the address and port (SO_REUSEPORT)",
         ),
+        CANDIDATES,
     ],
     remedy: "Find out why the application does not call accept(): blocked on a disk or NFS, stopped, out of CPU. If \
         bursts are the reason, raise its backlog and net.core.somaxconn of its netns, then restart the listener.",
@@ -58,10 +60,11 @@ pub(super) static CAUSE: Cause = Cause {
 };
 
 fn matches(signature: &Signature<'_>) -> bool {
-    matches!(
-        signature.site,
-        Site::AcceptQueueSyn | Site::AcceptQueueAck | Site::AcceptQueueCookie
-    )
+    match signature.site {
+        Site::AcceptQueueSyn | Site::AcceptQueueAck | Site::AcceptQueueCookie => true,
+        Site::Counter => signature.because(&["TcpExtListenOverflows"]),
+        _ => false,
+    }
 }
 
 fn verdict(signature: &Signature<'_>) -> Verdict {
@@ -82,18 +85,23 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         .put(
             "stage",
             match event.site {
-                Site::AcceptQueueAck => "ack",
-                Site::AcceptQueueCookie => "syncookie-ack",
-                _ => "syn",
+                Site::AcceptQueueAck => Some("ack"),
+                Site::AcceptQueueCookie => Some("syncookie-ack"),
+                Site::Counter => None,
+                _ => Some("syn"),
             },
         )
         .put("listener", refuser.address.clone())
-        .put("queue_length", event.field(FieldId::AcceptQueueLength))
+        .put("queue_length", listener::field(event, FieldId::AcceptQueueLength))
         .put("queue_limit", refuser.limit)
         .put("somaxconn", refuser.somaxconn)
         .put("limit_from", refuser.limit_from().map(LimitFrom::name))
         .put("abort_on_overflow", abort.map(|value| value != 0))
-        .put("sharing", refuser.sharing);
+        .put("sharing", refuser.sharing)
+        .put(
+            CANDIDATES.0,
+            listener::candidates(event, FieldId::AcceptQueueLength),
+        );
     found.owner = refuser.owner.cloned();
     advise(&mut found, facts, &refuser);
     found
@@ -148,7 +156,7 @@ pub(super) mod tests {
     use droptrace_common::{FieldId, Site, bits};
 
     use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V5_10, V6_1, V6_12, V7_3};
-    use crate::diagnose::{Listener, Owner, Verdict};
+    use crate::diagnose::{FoundBy, Listener, Owner, Verdict};
 
     fn at(kernel: Kernel, site: Site) -> Sample {
         let sample = match (site, kernel) {
@@ -199,7 +207,38 @@ pub(super) mod tests {
                 ]
                 .map(|site| owned(at(kernel, site)))
             })
+            .chain([by_counter(1), by_counter(2)])
             .collect()
+    }
+
+    /// Known by counter, with this many listeners over their limit.
+    fn by_counter(listeners: u64) -> Sample {
+        (0..listeners).fold(
+            Sample::hook(V6_1, Site::Counter).counter("TcpExtListenOverflows"),
+            |sample, index| {
+                sample
+                    .address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo, "10.0.0.1")
+                    .field(FieldId::ListenerPort, 80 + index)
+                    .field(FieldId::AcceptQueueLength, 129)
+                    .field(FieldId::AcceptQueueLimit, 128)
+            },
+        )
+    }
+
+    #[test]
+    fn a_counter_names_one_listener_or_all_that_it_may_be() {
+        let one = owned(by_counter(1)).label();
+        assert_eq!(one.found_by, FoundBy::Counter);
+        assert_eq!(one.evidence["listener"], "10.0.0.1:80");
+        assert_eq!(one.evidence["queue_length"], 129);
+        assert!(one.evidence["stage"].is_null() && one.evidence["candidates"].is_null());
+        assert_eq!(one.owner.map(|owner| owner.pid), Some(42));
+        let two = by_counter(2).label();
+        assert!(two.evidence["listener"].is_null() && two.evidence["queue_limit"].is_null());
+        assert_eq!(
+            two.evidence["candidates"],
+            serde_json::json!(["10.0.0.1:80 (129 of 128)", "10.0.0.1:81 (129 of 128)"])
+        );
     }
 
     #[test]

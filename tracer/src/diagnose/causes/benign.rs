@@ -92,8 +92,10 @@ pub(super) static DUPLICATE_DATA: Cause = benign(
     "segment with data that was received before",
     "A segment that holds only what was received before: sent again although the first one arrived, or a keepalive \
      probe, which carries the last old sequence number on purpose. It is acknowledged again and freed (tcp_data_queue, \
-     tcp_validate_incoming, net/ipv4/tcp_input.c; reasons TCP_OLD_DATA, TCP_OLD_SEQUENCE, TCP_OFOMERGE).",
-    |signature| signature.because(&["TCP_OLD_DATA", "TCP_OLD_SEQUENCE", "TCP_OFOMERGE"]),
+     tcp_ofo_queue, tcp_validate_incoming, net/ipv4/tcp_input.c; reasons TCP_OLD_DATA, TCP_OLD_SEQUENCE, TCP_OFOMERGE, \
+     TCP_OFO_DROP). 6.1 calls an old segment TCP_INVALID_SEQUENCE, as it does one beyond the window: there it is this if it \
+     has no data, which only a full event tells.",
+    |signature| signature.because(&["TCP_OLD_DATA", "TCP_OLD_SEQUENCE", "TCP_OFOMERGE", "TCP_OFO_DROP"]),
 );
 
 pub(super) static SEGMENT_AFTER_FIN: Cause = benign(
@@ -115,8 +117,10 @@ pub(super) static SEGMENT_AFTER_FIN: Cause = benign(
 pub(super) static TCP_RESET_RECEIVED: Cause = benign(
     "tcp-reset-received",
     "RST that did its work, or had nothing to end",
-    "A RST is freed as dropped after it ended a connection (reason TCP_RESET at tcp_validate_incoming) or a pending \
-     handshake (tcp_check_req), and when there is no socket for it. A RST carries no data and is never answered.",
+    "A RST is freed as dropped after it ended a pending handshake (tcp_check_req), when it came to a listener or to a \
+     connection that is being opened and whose SYN it does not acknowledge (reason TCP_RESET, tcp_rcv_state_process), and \
+     when there is no socket for it. One that ends a connection is freed untraced. A RST carries no data and is never \
+     answered. One that a connection does not believe is tcp-challenge-ack.",
     |signature| {
         signature.has(bits::RST)
             && (signature.site == Site::RequestOther && signature.unspecified()

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use droptrace_common::FieldId;
 
 use super::values::{in_netns, sysctl_number};
-use crate::diagnose::{Facts, Finding, Owner, RawEvent};
+use crate::diagnose::{Facts, Finding, Owner, RawEvent, address_from_halves};
 
 /// The listener as event and facts know it.
 pub(super) struct Refuser<'a> {
@@ -29,20 +29,21 @@ impl<'a> Refuser<'a> {
     /// Reads it: the event's own values first, since they are of the moment of the drop.
     pub(super) fn of(event: &RawEvent, facts: &'a Facts) -> Self {
         let known = facts.listener.as_ref();
-        let port = event
-            .field(FieldId::ListenerPort)
+        let port = field(event, FieldId::ListenerPort)
             .map(|port| port as u16)
             .or_else(|| event.parse().dport);
         let bound = || {
+            if several(event) {
+                return None;
+            }
             let ip = event.address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo)?;
             Some(SocketAddr::new(ip, port?).to_string())
         };
-        let setting = |id, name| event.field(id).or_else(|| sysctl_number(facts, name));
+        let setting = |id, name| field(event, id).or_else(|| sysctl_number(facts, name));
         Self {
             address: known.map(|known| known.address.to_string()).or_else(bound),
             owner: known.and_then(|known| known.owner.as_ref()),
-            limit: event
-                .field(FieldId::AcceptQueueLimit)
+            limit: field(event, FieldId::AcceptQueueLimit)
                 .or_else(|| known.map(|known| known.queue_limit.into())),
             somaxconn: setting(FieldId::Somaxconn, "net.core.somaxconn"),
             syncookies: setting(FieldId::TcpSyncookies, "net.ipv4.tcp_syncookies"),
@@ -85,6 +86,43 @@ impl<'a> Refuser<'a> {
         })
     }
 }
+
+/// Whether a counter may be about each of several listeners.
+fn several(event: &RawEvent) -> bool {
+    event.all(FieldId::ListenerPort).count() > 1
+}
+
+/// What the hook read of the listener; nothing where there are several.
+pub(super) fn field(event: &RawEvent, id: FieldId) -> Option<u64> {
+    event.field(id).filter(|_| !several(event))
+}
+
+/// The listeners that a counter may be about, where there are several: address, and how many wait of how many.
+pub(super) fn candidates(event: &RawEvent, length: FieldId) -> Option<Vec<String>> {
+    if !several(event) {
+        return None;
+    }
+    let all = |id| event.all(id).collect::<Vec<_>>();
+    let (his, los) = (all(FieldId::ListenerAddressHi), all(FieldId::ListenerAddressLo));
+    let (ports, lengths) = (all(FieldId::ListenerPort), all(length));
+    let limits = all(FieldId::AcceptQueueLimit);
+    let of_index = |index: usize| {
+        let ip = address_from_halves(*his.get(index)?, *los.get(index)?);
+        let address = SocketAddr::new(ip, ports[index] as u16);
+        Some(format!(
+            "{address} ({} of {})",
+            lengths.get(index)?,
+            limits.get(index)?
+        ))
+    };
+    Some((0..ports.len()).filter_map(of_index).collect())
+}
+
+/// The evidence of [`candidates`].
+pub(super) const CANDIDATES: (&str, &str) = (
+    "candidates",
+    "listeners over their limit, how many wait of how many, where only a counter tells and it may be about each of them",
+);
 
 /// Origin of a listener's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,12 +29,17 @@ mod rp_filter;
 mod syn_backlog;
 mod syn_queue;
 mod syn_refused;
+mod tcp_challenge_ack;
+mod tcp_ofo_pruned;
+mod tcp_out_of_window;
+mod tcp_zero_window;
 mod timestamps;
 mod timewait_old_sequence;
 mod ttl_exceeded;
 mod unknown;
 mod values;
 mod vip_no_service;
+mod window;
 
 use super::Cause;
 
@@ -61,6 +66,10 @@ pub(super) static ALL: &[&Cause] = &[
     &paws_request::CAUSE,
     &paws_established::CAUSE,
     &benign::PAWS_OLD_ACK,
+    &tcp_challenge_ack::CAUSE,
+    &tcp_out_of_window::CAUSE,
+    &tcp_zero_window::CAUSE,
+    &tcp_ofo_pruned::CAUSE,
     // The counter of rp_filter decides before the address does.
     &rp_filter::CAUSE,
     &local_source::CAUSE,

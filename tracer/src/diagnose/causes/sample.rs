@@ -89,6 +89,18 @@ impl Sample {
         }
     }
 
+    /// A counter that moved, by name.
+    pub(super) fn counter(mut self, name: &str) -> Self {
+        self.facts.reason = Some(name.to_owned());
+        self
+    }
+
+    /// The packet has more bytes of data than were captured.
+    pub(super) fn more_data(mut self, bytes: u32) -> Self {
+        self.header.len += bytes;
+        self
+    }
+
     pub(super) fn bits(mut self, wanted: u32) -> Self {
         self.header.bits |= wanted;
         self

@@ -3,7 +3,7 @@
 use droptrace_common::{FieldId, Site};
 
 use super::{
-    listener::{LIMIT_FROM, LimitFrom, Refuser},
+    listener::{self, CANDIDATES, LIMIT_FROM, LimitFrom, Refuser},
     values::in_netns,
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
@@ -19,7 +19,8 @@ pub(super) static CAUSE: Cause = Cause {
         include/net/inet_connection_sock.h: at the limit on 5.10, above it from 6.1 on). With net.ipv4.tcp_syncookies=1 \
         the kernel then answers without keeping state; with 0 it drops the SYN (tcp_conn_request, \
         net/ipv4/tcp_input.c) and counts TCPReqQFullDrop and ListenDrops. This test comes before the one of the accept \
-        queue: when both are full, this one is blamed.",
+        queue: when both are full, this one is blamed. Where the function cannot be hooked, TCPReqQFullDrop, which nothing else moves, tells how many \
+        there were.",
     evidence: &[
         ("listener", "address and port of the listener"),
         ("syn_queue_length", "requests in the SYN queue when the SYN came"),
@@ -42,6 +43,7 @@ pub(super) static CAUSE: Cause = Cause {
             "sharing",
             "listeners that share the address and port (SO_REUSEPORT)",
         ),
+        CANDIDATES,
     ],
     remedy: "Turn syncookies on, or raise the backlog of the listener and net.core.somaxconn of its netns and restart \
         the listener. net.ipv4.tcp_max_syn_backlog does not help here.",
@@ -55,7 +57,10 @@ pub(super) static CAUSE: Cause = Cause {
         Need::Sysctl("net.ipv4.tcp_syncookies"),
         Need::Sysctl("net.ipv4.tcp_max_syn_backlog"),
     ],
-    matches: |signature| signature.site == Site::SynQueueFull,
+    matches: |signature| {
+        signature.site == Site::SynQueueFull
+            || signature.site == Site::Counter && signature.because(&["TcpExtTCPReqQFullDrop"])
+    },
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,
     refine: None,
@@ -66,14 +71,21 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let refuser = Refuser::of(event, facts);
     found
         .put("listener", refuser.address.clone())
-        .put("syn_queue_length", event.field(FieldId::SynQueueLength))
+        .put(
+            "syn_queue_length",
+            listener::field(event, FieldId::SynQueueLength),
+        )
         .put("queue_limit", refuser.limit)
-        .put("accept_queue_length", event.field(FieldId::AcceptQueueLength))
+        .put(
+            "accept_queue_length",
+            listener::field(event, FieldId::AcceptQueueLength),
+        )
         .put("syncookies", refuser.syncookies)
         .put("somaxconn", refuser.somaxconn)
         .put("limit_from", refuser.limit_from().map(LimitFrom::name))
         .put("max_syn_backlog", refuser.max_syn_backlog)
-        .put("sharing", refuser.sharing);
+        .put("sharing", refuser.sharing)
+        .put(CANDIDATES.0, listener::candidates(event, FieldId::SynQueueLength));
     found.owner = refuser.owner.cloned();
     advise(&mut found, facts, &refuser);
     found
@@ -124,6 +136,20 @@ pub(super) mod tests {
     use crate::diagnose::{Listener, Verdict};
 
     pub(in super::super) fn samples() -> Vec<Sample> {
+        let by_counter = Sample::hook(V5_10, Site::Counter).counter("TcpExtTCPReqQFullDrop");
+        let two = (443..445).fold(by_counter, |sample, port| {
+            sample
+                .address(FieldId::ListenerAddressHi, FieldId::ListenerAddressLo, "fd00::1")
+                .field(FieldId::ListenerPort, port)
+                .field(FieldId::SynQueueLength, 512)
+                .field(FieldId::AcceptQueueLimit, 511)
+        });
+        let mut samples = seen();
+        samples.push(two);
+        samples
+    }
+
+    fn seen() -> Vec<Sample> {
         Kernel::ALL
             .map(|kernel| {
                 Sample::hook(kernel, Site::SynQueueFull)
@@ -152,7 +178,7 @@ pub(super) mod tests {
 
     #[test]
     fn remedy_speaks_of_cookies_and_backlog_not_of_max_syn_backlog() {
-        for sample in samples() {
+        for sample in seen() {
             let drop = sample.label();
             assert_eq!(drop.verdict, Verdict::Dropped);
             assert_eq!(drop.evidence["syn_queue_length"], 512);

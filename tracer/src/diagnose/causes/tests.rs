@@ -10,7 +10,8 @@ use super::{
     martian_source, neigh_failed, netfilter_rule, no_route, no_socket, not_forwarding, packet_too_big,
     paws_established, paws_request, paws_timewait, rp_filter,
     sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
-    syn_backlog, syn_queue, syn_refused, table, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service,
+    syn_backlog, syn_queue, syn_refused, table, tcp_challenge_ack, tcp_ofo_pruned, tcp_out_of_window,
+    tcp_zero_window, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service,
 };
 use crate::diagnose::{Cause, Direction};
 
@@ -28,6 +29,10 @@ fn samples(cause: &Cause) -> Vec<Sample> {
         "paws-timewait" => paws_timewait::tests::samples(),
         "paws-request" => paws_request::tests::samples(),
         "timewait-old-sequence" => timewait_old_sequence::tests::samples(),
+        "tcp-challenge-ack" => tcp_challenge_ack::tests::samples(),
+        "tcp-out-of-window" => tcp_out_of_window::tests::samples(),
+        "tcp-zero-window" => tcp_zero_window::tests::samples(),
+        "tcp-ofo-pruned" => tcp_ofo_pruned::tests::samples(),
         "local-source" => local_source::tests::samples(),
         "rp-filter" => rp_filter::tests::samples(),
         "martian-source" => martian_source::tests::samples(),
