@@ -1,8 +1,12 @@
 //! Runs the scenarios inside a guest.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::{Parser, Subcommand};
+use droptrace::plan::Reasons;
 use droptrace_tests::{Result, netns, run, scenarios};
 
 /// Makes the kernel drop packets in known numbers, and checks what droptrace says of them.
@@ -38,6 +42,8 @@ enum Command {
     },
     /// Name the scenarios.
     List,
+    /// Name the running kernel's drop reasons, as droptrace keeps them for its documentation.
+    Reasons,
 }
 
 fn main() -> ExitCode {
@@ -55,6 +61,12 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::List => {
             for scenario in scenarios::all() {
                 println!("{}", scenario.name);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Reasons => {
+            for name in Reasons::of_kernel(Path::new("/sys/kernel/btf/vmlinux"))?.all() {
+                println!("{name}");
             }
             Ok(ExitCode::SUCCESS)
         }

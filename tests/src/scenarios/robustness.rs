@@ -14,8 +14,8 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use droptrace::{
-    diagnose::{Drop as Labelled, FoundBy, Reconciled, Record},
-    plan::{HOOKS, Target},
+    diagnose::{Drop as Labelled, FoundBy, Reconciled, Record, reasons::KERNELS},
+    plan::{HOOKS, Reasons, Target},
 };
 use nix::{
     mount::{MsFlags, mount},
@@ -32,13 +32,14 @@ use crate::{
     netns::{modprobe, run},
     packet::{RST, Segment, udp},
     sockets::{listen, wait_until},
-    test::late,
+    test::{Kernel, late},
     trace::{PROGRAM, SoFar, Trace},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("hidden-symbol", hidden_symbol).alone().family(),
     Scenario::new("counter-source", counter_source).alone().family(),
+    Scenario::new("drop-reasons-known", drop_reasons),
     Scenario::new("late-module-ip-vs", late_module).alone(),
     Scenario::new("kill-leaves-nothing", kill_leaves_nothing).alone(),
     Scenario::new("interrupt-leaves-nothing", interrupt_leaves_nothing).alone(),
@@ -268,6 +269,36 @@ fn counter_source(t: &Test) -> Result<Outcome> {
     Ok(Outcome::Passed(format!(
         "without a hooked function: 5 accept-queue-full and {refused} syn-queue-full by counter, with listener and owner"
     )))
+}
+
+/// The lists of drop reasons that the documentation is made from are those of the running kernels.
+fn drop_reasons(t: &Test) -> Result<Outcome> {
+    let running = Reasons::of_kernel(Path::new("/sys/kernel/btf/vmlinux"))?;
+    let running = running.all();
+    let Kernel(major, minor) = t.kernel();
+    let series = [format!("{major}.{minor}"), format!("{major}.x")];
+    let Some((series, list)) = KERNELS
+        .iter()
+        .find(|(name, _)| series.iter().any(|each| each == name))
+    else {
+        ensure!(
+            running.is_empty(),
+            "there is no list for this kernel's reasons: {running:?}"
+        );
+        return Ok(Outcome::Passed("no reasons on this kernel".to_owned()));
+    };
+    let known: Vec<&str> = list.lines().collect();
+    let differ = |one: &[&str], other: &[&str]| -> Vec<String> {
+        let only = one.iter().filter(|name| !other.contains(name));
+        only.map(|name| (*name).to_owned()).collect()
+    };
+    ensure!(
+        running == known,
+        "tracer/src/diagnose/reasons/{series}.txt lacks {:?}, and has {:?} too much: `droptrace-tests reasons` prints this kernel's",
+        differ(&running, &known),
+        differ(&known, &running)
+    );
+    Ok(Outcome::Passed(format!("{} reasons", known.len())))
 }
 
 /// What a run said at its end of a counter of a netns.

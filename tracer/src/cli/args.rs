@@ -174,6 +174,9 @@ pub(super) struct ExplainArgs {
     /// Write a page per cause into DIR
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "slug")]
     pub(super) markdown: Option<PathBuf>,
+    /// Write what becomes of each of the kernel's drop reasons into FILE
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["slug", "markdown"])]
+    pub(super) reasons: Option<PathBuf>,
 }
 
 /// Help goes where it belongs; anything else is one line with the next step.

@@ -1,6 +1,7 @@
 //! `droptrace explain`: the catalogue, in words.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     io::{IsTerminal, stdout},
     path::Path,
@@ -10,12 +11,20 @@ use std::{
 use anyhow::Context;
 
 use super::{args::ExplainArgs, problem::Problem, suggest};
-use crate::diagnose::{Cause, Family, Topic, catalogue, cause_by_slug, topic_by_slug, topics};
+use crate::diagnose::{
+    Cause, Family, Topic, catalogue, cause_by_slug,
+    reasons::{KERNELS, causes_of},
+    topic_by_slug, topics,
+};
 
 /// Width of text where no terminal tells its own.
 const WIDTH: usize = 100;
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.reasons {
+        std::fs::write(path, reasons()).with_context(|| format!("cannot write {}", path.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let text = match (&args.markdown, args.slug.as_deref()) {
         (Some(dir), _) => {
             write_pages(dir)?;
@@ -184,6 +193,45 @@ fn page(cause: &Cause) -> String {
     page
 }
 
+/// The page that tells what becomes of each of the kernel's drop reasons.
+fn reasons() -> String {
+    let names: BTreeSet<&str> = KERNELS.iter().flat_map(|(_, list)| list.lines()).collect();
+    let mut page = "# Drop reasons\n\n\
+        Made from the catalogue by `droptrace explain --reasons docs/reasons.md`. The names are those of the kernels that droptrace is tested \
+        on, from their BTF and without the prefix `SKB_DROP_REASON_`; 5.10 has no reasons. A drop with a reason is one of the causes \
+        beside it, which one is told by its place, the packet, and what a hook saw before; if it is none of them, and where none is named, it \
+        is `kernel-reason` (of NOT_SPECIFIED, `unknown`) and keeps the kernel's own word. Causes that go by the place alone, whatever the \
+        reason, such as `tap-overflow`, are left out.\n\n\
+        | kernel | reasons | with a cause |\n|---|---|---|\n"
+        .to_owned();
+    for (series, list) in KERNELS {
+        let known = list.lines().filter(|name| !causes_of(name).is_empty()).count();
+        let _ = writeln!(page, "| {series} | {} | {known} |", list.lines().count());
+    }
+    page.push_str("\n| reason | kernels | causes |\n|---|---|---|\n");
+    for name in names {
+        let kernels: Vec<&str> = KERNELS
+            .iter()
+            .filter(|(_, list)| list.lines().any(|each| each == name))
+            .map(|(series, _)| *series)
+            .collect();
+        let causes: Vec<String> = causes_of(name)
+            .iter()
+            .map(|cause| {
+                let benign = if cause.benign { " (benign)" } else { "" };
+                format!("[`{0}`](causes/{0}.md){benign}", cause.slug)
+            })
+            .collect();
+        let causes = if causes.is_empty() {
+            "`kernel-reason`".to_owned()
+        } else {
+            causes.join(", ")
+        };
+        let _ = writeln!(page, "| `{name}` | {} | {causes} |", kernels.join(", "));
+    }
+    page
+}
+
 /// Plain text as Markdown: words such as `__icmp_send` or `*` would be taken for emphasis.
 fn markdown(text: &str) -> String {
     text.replace('\\', "\\\\")
@@ -212,6 +260,15 @@ mod tests {
             let name = entry.unwrap().file_name().into_string().unwrap();
             assert!(expected.contains(&name), "docs/causes/{name} is no cause's page");
         }
+    }
+
+    #[test]
+    fn the_checked_in_reasons_are_those_of_the_catalogue() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reasons.md");
+        assert!(
+            std::fs::read_to_string(path).unwrap_or_default() == reasons(),
+            "docs/reasons.md is out of date: droptrace explain --reasons docs/reasons.md"
+        );
     }
 
     #[test]

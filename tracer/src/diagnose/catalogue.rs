@@ -75,6 +75,9 @@ pub enum Need {
     Sysctl(&'static str),
 }
 
+/// A location that is every one: for the question what drops with a reason may be.
+pub(super) const ANYWHERE: &str = "*";
+
 /// What a count key and an event alike tell of a drop.
 #[derive(Clone, Copy, Debug)]
 pub struct Signature<'a> {
@@ -116,7 +119,8 @@ impl<'a> Signature<'a> {
 
     /// Whether the packet was freed by one of these functions.
     pub fn at(&self, symbols: &[&str]) -> bool {
-        self.location.is_some_and(|location| symbols.contains(&location))
+        self.location
+            .is_some_and(|location| location == ANYWHERE || symbols.contains(&location))
     }
 
     /// Whether the kernel gives this reason.

@@ -7,6 +7,7 @@ mod catalogue;
 pub mod causes;
 mod event;
 mod facts;
+pub mod reasons;
 mod reconcile;
 mod record;
 mod topics;

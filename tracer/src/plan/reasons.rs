@@ -1,9 +1,9 @@
 //! The kernel's drop reasons by name, from its own enums, never from a table:
 //! their numbers move in almost every release.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, path::Path};
 
-use super::btf::Types;
+use super::btf::{BtfError, Types, Wanted};
 
 /// Reasons of the kernel proper (`include/net/dropreason-core.h`, since 5.17).
 const CORE: &str = "skb_drop_reason";
@@ -52,8 +52,8 @@ impl Reasons {
         }
         for (name, value) in OTHERS.iter().filter_map(|name| types.enumeration(name)).flatten() {
             let value = value as u32;
-            // The first enumerator only marks the start of the range.
-            if value >> SUBSYSTEM_SHIFT != 0 && value & 0xffff != 0 {
+            // The first enumerator only marks the start of the range, the last one its end.
+            if value >> SUBSYSTEM_SHIFT != 0 && value & 0xffff != 0 && !name.ends_with("_MAX") {
                 self.names.insert(value, name.trim_start_matches('_').to_owned());
             }
         }
@@ -81,6 +81,25 @@ impl Reasons {
         self.names.values().any(|each| each == name)
     }
 
+    /// All names, sorted.
+    pub fn all(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.names.values().map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Those of the kernel proper and what is built into it, by the types in the file at `path`.
+    ///
+    /// # Errors
+    /// The file is no BTF.
+    pub fn of_kernel(path: &Path) -> Result<Self, BtfError> {
+        let types = Types::read(path, &Wanted::default().and(wanted()))?;
+        let mut reasons = Self::default();
+        reasons.add(&types);
+        Ok(reasons)
+    }
+
     /// Whether the kernel has reasons at all (since 5.17).
     pub fn any(&self) -> bool {
         !self.names.is_empty()
@@ -100,18 +119,12 @@ fn core_name(name: &str) -> Option<&str> {
 mod tests {
     use std::io::Write as _;
 
-    use super::{
-        super::btf::{Wanted, blob::Blob},
-        *,
-    };
+    use super::{super::btf::blob::Blob, *};
 
     fn reasons(blob: &Blob) -> Reasons {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&blob.bytes()).unwrap();
-        let types = Types::read(file.path(), &Wanted::default().and(wanted())).unwrap();
-        let mut reasons = Reasons::default();
-        reasons.add(&types);
-        reasons
+        Reasons::of_kernel(file.path()).unwrap()
     }
 
     #[test]
@@ -141,6 +154,7 @@ mod tests {
             &[
                 ("__OVS_DROP_REASON", 2 << 16),
                 ("OVS_DROP_LAST_ACTION", (2 << 16) + 1),
+                ("OVS_DROP_MAX", (2 << 16) + 2),
             ],
         );
         let reasons = reasons(&blob);
@@ -149,6 +163,10 @@ mod tests {
         assert_eq!(name(1).as_deref(), Some("CONSUMED"));
         assert_eq!(name((2 << 16) + 1).as_deref(), Some("OVS_DROP_LAST_ACTION"));
         assert_eq!(name((2 << 16) + 9).as_deref(), Some("OPENVSWITCH_9"));
+        assert_eq!(
+            reasons.all(),
+            ["CONSUMED", "NOT_SPECIFIED", "NO_SOCKET", "OVS_DROP_LAST_ACTION"]
+        );
         assert_eq!(name((7 << 16) + 9).as_deref(), Some("SUBSYS_7:9"));
         assert_eq!(name((3 << 16) + 1).as_deref(), Some("SUBSYS_3:1"));
         for nothing in [0, 4, 5] {

@@ -96,12 +96,12 @@ pub(super) static ALL: &[&Cause] = &[
     &benign::QUEUE_PURGE,
     &benign::NOT_A_PACKET,
     // What is left.
-    &unknown::KERNEL_REASON,
+    &KERNEL_REASON,
     &UNKNOWN,
 ];
 
 pub(super) use ipvs_timewait_reuse::CAUSE as IPVS_TIMEWAIT_REUSE;
-pub use unknown::UNKNOWN;
+pub use unknown::{KERNEL_REASON, UNKNOWN};
 
 #[cfg(test)]
 mod sample;

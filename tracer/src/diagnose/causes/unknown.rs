@@ -16,7 +16,7 @@ pub(super) const EVIDENCE: &[(&str, &str)] = &[
 ];
 
 /// The kernel gives a reason that the catalogue has no cause for.
-pub(super) static KERNEL_REASON: Cause = Cause {
+pub static KERNEL_REASON: Cause = Cause {
     slug: "kernel-reason",
     family: Family::Other,
     title: "dropped for the kernel's own reason",
