@@ -181,15 +181,41 @@ impl Gathering {
                     None => missing.push(("ipvs_services", "the packet has no destination address")),
                 },
                 Need::Conntrack => questions.push(("conntrack".to_owned(), Question::Conntrack { netns })),
+                Need::Link => match [header.ifindex, header.iif].into_iter().find(|&index| index != 0) {
+                    Some(index) => questions.push(("link".to_owned(), Question::Link { netns, index })),
+                    None => missing.push(("link", "the device is not known")),
+                },
+                Need::NeighbourTable => match packet.dst {
+                    Some(to) => {
+                        let family = super::netlink::family(to);
+                        let question = Question::NeighbourTable { netns, family };
+                        questions.push(("neighbour_table".to_owned(), question));
+                    }
+                    None => missing.push(("neighbour_table", "the packet has no destination address")),
+                },
                 Need::Sysctl(name) => {
-                    let device = came_by.and_then(|index| known.addresses.device(index));
-                    let device = device.map(|device| device.name.as_str());
-                    match sysctls::path(name, device) {
-                        Some(path) => {
-                            let name = name.replace("{device}", device.unwrap_or_default());
-                            questions.push((name, Question::Sysctl { netns, path }));
-                        }
+                    let device = |index| known.addresses.device(index).map(|device| device.name.as_str());
+                    let resolved = sysctls::resolve(name, |word| match word {
+                        "{device}" => came_by.and_then(device),
+                        "{on}" => device(header.ifindex),
+                        "{ip}" => packet.dst.map(|to| if to.is_ipv6() { "ipv6" } else { "ipv4" }),
+                        _ => None,
+                    });
+                    match resolved {
+                        Some((name, path)) => questions.push((name, Question::Sysctl { netns, path })),
                         None => missing.push((name, "the device is not known")),
+                    }
+                }
+                Need::HostSysctl(name) => {
+                    let host = state
+                        .namespaces
+                        .iter()
+                        .find(|(_, known)| known.name.as_deref() == Some("host"));
+                    match host.zip(sysctls::path(name, None)) {
+                        Some(((&netns, _), path)) => {
+                            questions.push(((*name).to_owned(), Question::Sysctl { netns, path }));
+                        }
+                        None => missing.push((name, "the initial network namespace is not known")),
                     }
                 }
             }
@@ -213,6 +239,8 @@ impl Gathering {
             Ok(Answer::Route(route)) => self.facts.reverse_route = Some(route),
             Ok(Answer::Services(services)) => self.facts.ipvs_services = Some(services),
             Ok(Answer::Conntrack(usage)) => self.facts.conntrack = Some(usage),
+            Ok(Answer::Link(link)) => self.facts.link = Some(*link),
+            Ok(Answer::NeighbourTable(table)) => self.facts.neighbour_table = Some(table),
             Ok(Answer::Sysctl(value)) => {
                 self.facts.sysctls.insert(name, value);
             }
@@ -276,7 +304,9 @@ const fn field_of(need: &Need) -> &'static str {
         Need::Route => "route",
         Need::IpvsServices => "ipvs_services",
         Need::Conntrack => "conntrack",
-        Need::Sysctl(name) => name,
+        Need::Link => "link",
+        Need::NeighbourTable => "neighbour_table",
+        Need::Sysctl(name) | Need::HostSysctl(name) => name,
     }
 }
 

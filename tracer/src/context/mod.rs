@@ -14,6 +14,7 @@ mod clock;
 mod counters;
 mod facts;
 mod ipvs;
+mod links;
 mod netlink;
 mod netns;
 mod processes;

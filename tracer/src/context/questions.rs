@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::diagnose::{ConntrackUsage, IpvsService, Listener, Owner, RouteAnswer};
+use crate::diagnose::{ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, Owner, RouteAnswer};
 
 /// Answers kept; beyond that the stale ones, and if need be all, are forgotten.
 const KEPT: usize = 16_384;
@@ -52,6 +52,10 @@ pub(super) enum Question {
     Services { netns: u32, address: IpAddr },
     /// How full is the conntrack table?
     Conntrack { netns: u32 },
+    /// What stands between the stack and a device?
+    Link { netns: u32, index: u32 },
+    /// How full is the table of neighbours of a family?
+    NeighbourTable { netns: u32, family: u8 },
     /// What does a file below `/proc/sys` say?
     Sysctl { netns: u32, path: PathBuf },
 }
@@ -60,7 +64,9 @@ impl Question {
     /// How long an answer serves.
     const fn keeps(&self) -> Duration {
         match self {
-            Self::Conntrack { .. } => Duration::from_millis(200),
+            Self::Conntrack { .. } | Self::Link { .. } | Self::NeighbourTable { .. } => {
+                Duration::from_millis(200)
+            }
             Self::Services { .. } => Duration::from_millis(500),
             _ => Duration::from_secs(1),
         }
@@ -78,6 +84,8 @@ pub(super) enum Answer {
     Route(RouteAnswer),
     Services(Vec<IpvsService>),
     Conntrack(ConntrackUsage),
+    Link(Box<Link>),
+    NeighbourTable(NeighbourTable),
     Sysctl(String),
 }
 

@@ -6,15 +6,23 @@ use crate::diagnose::ConntrackUsage;
 
 /// Path of a sysctl; `{device}` stands for this device, whose name may hold dots.
 pub(super) fn path(name: &str, device: Option<&str>) -> Option<PathBuf> {
+    resolve(name, |word| if word == "{device}" { device } else { None }).map(|(_, path)| path)
+}
+
+/// Name and path of a sysctl whose parts in braces stand for what `words` says; a device's name may hold dots.
+pub(super) fn resolve<'a>(name: &str, words: impl Fn(&str) -> Option<&'a str>) -> Option<(String, PathBuf)> {
     let mut path = PathBuf::from("/proc/sys");
+    let mut parts = Vec::new();
     for part in name.split('.') {
-        match part {
-            "{device}" => path.push(device?),
+        let part = match part {
             "" | ".." => return None,
-            part => path.push(part),
-        }
+            part if part.starts_with('{') => words(part)?,
+            part => part,
+        };
+        path.push(part);
+        parts.push(part);
     }
-    Some(path)
+    Some((parts.join("."), path))
 }
 
 /// Reads a sysctl of the netns that the calling thread is in.

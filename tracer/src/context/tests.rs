@@ -156,6 +156,40 @@ fn address(text: &str) -> SocketAddr {
 }
 
 #[test]
+fn a_device_is_asked_for_what_packets_meet_there() {
+    let Some(lab) = Lab::new() else { return };
+    let (context, _) = start(&ScopeRequest::default());
+    let needs = [
+        Need::Link,
+        Need::NeighbourTable,
+        Need::Sysctl("net.{ip}.neigh.{on}.unres_qlen_bytes"),
+        Need::HostSysctl("net.core.somaxconn"),
+    ];
+    for (from, to, name) in [
+        (
+            "192.0.2.9:555",
+            "127.0.0.1:8080",
+            "net.ipv4.neigh.lo.unres_qlen_bytes",
+        ),
+        (
+            "[2001:db8::9]:555",
+            "[::1]:8080",
+            "net.ipv6.neigh.lo.unres_qlen_bytes",
+        ),
+    ] {
+        let found = facts(
+            &context,
+            &packet(lab.inode, 17, address(from), address(to)),
+            &needs,
+        );
+        let link = found.link.unwrap();
+        assert!(link.name == "lo" && link.up && link.filters.is_empty() && link.xdp.is_none());
+        assert!(found.neighbour_table.unwrap().limit > 0);
+        assert!(found.sysctls.contains_key(name), "{:?}", found.missing);
+    }
+}
+
+#[test]
 fn a_listener_is_found_with_its_limit_and_owner() {
     let Some(lab) = Lab::new() else { return };
     let (context, _) = start(&ScopeRequest::default());

@@ -22,6 +22,7 @@ use super::{
     addresses::{self, Addresses, Change},
     counters,
     ipvs::{self, Ipvs},
+    links,
     netlink::{Message, Netlink},
     netns::{self, Found},
     publish::Publisher,
@@ -655,6 +656,12 @@ impl Worker {
                 Ok(Answer::Services(services))
             }
             Question::Conntrack { .. } => sysctls::conntrack().map(Answer::Conntrack),
+            Question::Link { index, .. } => links::read(visit.route()?, *index)
+                .map(|link| Answer::Link(Box::new(link)))
+                .map_err(words),
+            Question::NeighbourTable { family, .. } => links::neighbour_table(visit.route()?, *family)
+                .map(Answer::NeighbourTable)
+                .map_err(words),
             Question::Sysctl { path, .. } => sysctls::read(path).map(Answer::Sysctl),
             Question::Netns(netns) => self.present(*netns),
             Question::Process { .. } => Err("asked of the wrong thread".to_owned()),
@@ -841,6 +848,8 @@ const fn netns_of(question: &Question) -> u32 {
         | Question::Route { netns, .. }
         | Question::Services { netns, .. }
         | Question::Conntrack { netns }
+        | Question::Link { netns, .. }
+        | Question::NeighbourTable { netns, .. }
         | Question::Sysctl { netns, .. } => *netns,
     }
 }

@@ -71,8 +71,15 @@ pub enum Need {
     IpvsServices,
     /// [`Facts::conntrack`].
     Conntrack,
-    /// [`Facts::sysctls`]: this name; `{device}` stands for the event's device.
+    /// [`Facts::link`]: the device that the packet is on.
+    Link,
+    /// [`Facts::neighbour_table`].
+    NeighbourTable,
+    /// [`Facts::sysctls`]: this name; `{device}` stands for the device that the packet came by, else for the one that it
+    /// is on, `{on}` for the one that it is on, `{ip}` for `ipv4` or `ipv6`.
     Sysctl(&'static str),
+    /// The same of the initial netns, for settings that no other has.
+    HostSysctl(&'static str),
 }
 
 /// A location that is every one: for the question what drops with a reason may be.

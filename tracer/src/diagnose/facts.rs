@@ -45,6 +45,12 @@ pub struct Facts {
     pub ipvs_services: Option<Vec<IpvsService>>,
     /// Fill of the netns' conntrack table.
     pub conntrack: Option<ConntrackUsage>,
+    /// What stands between the stack and the device that the packet is on.
+    #[serde(default)]
+    pub link: Option<Link>,
+    /// Fill of the table of neighbours of the packet's family.
+    #[serde(default)]
+    pub neighbour_table: Option<NeighbourTable>,
     /// Kernel's ticks per second.
     pub hz: Option<u32>,
     /// What could not be had: field → reason.
@@ -136,4 +142,120 @@ pub struct ConntrackUsage {
     pub count: u64,
     /// `net.netfilter.nf_conntrack_max`.
     pub max: u64,
+}
+
+/// A device with what packets meet before and behind it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Name.
+    pub name: String,
+    /// Whether it is switched on.
+    pub up: bool,
+    /// Whether it has a carrier: a cable, or a peer that is on.
+    pub carrier: bool,
+    /// `txqueuelen`, in packets.
+    pub queue_length: u32,
+    /// Queueing disciplines for what it sends; empty where it has none that the kernel lists.
+    pub qdiscs: Vec<Qdisc>,
+    /// Filters of tc that have a program or an action, on both sides.
+    pub filters: Vec<Filter>,
+    /// Program that sees each packet that it receives.
+    pub xdp: Option<Xdp>,
+}
+
+/// A queueing discipline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Qdisc {
+    /// Such as `fq_codel`.
+    pub kind: String,
+    /// As tc writes it.
+    pub handle: String,
+    /// Whether no other hangs below it.
+    pub leaf: bool,
+    /// Packets that fit, where its kind says so.
+    pub limit_packets: Option<u32>,
+    /// Bytes that fit, where its kind says so.
+    pub limit_bytes: Option<u32>,
+    /// Packets in it when asked.
+    pub queued_packets: u32,
+    /// Bytes in it when asked.
+    pub queued_bytes: u32,
+    /// Packets that it dropped so far.
+    pub drops: u32,
+    /// Whether it is told to lose packets (netem).
+    pub loses: bool,
+}
+
+/// Which way a filter's packets go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// Received.
+    #[default]
+    Ingress,
+    /// Sent.
+    Egress,
+}
+
+/// A filter of tc, or a program that is attached like one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// Which way its packets go.
+    pub side: Side,
+    /// Such as `flower`; `tcx` for a program without qdisc.
+    pub kind: String,
+    /// tc's `pref`; the smallest is asked first.
+    pub preference: u32,
+    /// Its program.
+    pub program: Option<BpfProgram>,
+    /// Its actions, in order.
+    pub actions: Vec<Action>,
+}
+
+/// An action of a filter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Action {
+    /// Such as `gact` or `police`.
+    pub kind: String,
+    /// Packets that it dropped so far.
+    pub drops: u32,
+}
+
+/// A BPF program in the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BpfProgram {
+    /// As bpftool numbers it.
+    pub id: u32,
+    /// Its name, where it has one.
+    pub name: Option<String>,
+}
+
+impl BpfProgram {
+    /// As text: `NAME (id N)`, or `id N`.
+    pub fn text(&self) -> String {
+        match &self.name {
+            Some(name) => format!("{name} (id {})", self.id),
+            None => format!("id {}", self.id),
+        }
+    }
+}
+
+/// The XDP program of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Xdp {
+    /// `native`, `generic`, `offloaded` or `several`.
+    pub mode: String,
+    /// The program.
+    pub program: Option<BpfProgram>,
+}
+
+/// How full a table of neighbours is, which all network namespaces share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NeighbourTable {
+    /// Entries.
+    pub entries: u32,
+    /// `gc_thresh3`.
+    pub limit: u32,
+    /// How often an entry was refused since boot, for being too many (`table_fulls`).
+    pub refused: Option<u64>,
 }

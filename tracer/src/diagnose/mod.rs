@@ -18,7 +18,8 @@ pub use catalogue::{
 };
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
-    AddressHolder, ConntrackUsage, Facts, IpvsDestination, IpvsService, Listener, Owner, RouteAnswer,
+    Action, AddressHolder, BpfProgram, ConntrackUsage, Facts, Filter, IpvsDestination, IpvsService, Link,
+    Listener, NeighbourTable, Owner, Qdisc, RouteAnswer, Side, Xdp,
 };
 pub use reconcile::{
     Moved, PROOFS, Proof, Reconciled, Tallied, WITNESSES, Witness, counter_names, perhaps, reconcile,
