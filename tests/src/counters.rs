@@ -53,6 +53,45 @@ pub(crate) fn grown(netns: &Netns, before: &Counters, name: &str) -> Result<u64>
         .since(before, name))
 }
 
+/// A counter of the whole host, in `/proc/net/stat` of the initial namespace.
+pub(crate) fn of_host(table: &str, column: &str) -> Result<u64> {
+    let path = format!("/proc/net/stat/{table}");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    parse_per_cpu(table, &text)
+        .into_iter()
+        .find_map(|(name, value)| (name == format!("{table}:{column}")).then_some(value))
+        .with_context(|| format!("{path} has no column {column}"))
+}
+
+/// Packets that all CPUs found no room for in their receive queues: the second column of `/proc/net/softnet_stat`.
+pub(crate) fn softnet_dropped() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat")?;
+    let dropped = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+    Ok(text.lines().filter_map(dropped).sum())
+}
+
+/// Packets that a device should have sent and dropped (`/proc/net/dev`).
+pub(crate) fn tx_dropped(netns: &Netns, device: &str) -> Result<u64> {
+    const TX_DROP: usize = 11;
+    let text = netns.proc_net("dev")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'));
+    line.and_then(|line| line.split_whitespace().nth(TX_DROP)?.parse().ok())
+        .with_context(|| format!("/proc/net/dev has no drops of {device}"))
+}
+
+/// What stands behind `dropped` in the statistics that `tc` shows of the qdisc or action with these words.
+pub(crate) fn tc_dropped(netns: &Netns, show: &str, words: &str) -> Result<u64> {
+    let text = netns.run(&format!("tc -s {show}"))?;
+    let (_, rest) = text
+        .split_once(words)
+        .with_context(|| format!("tc shows no {words}: {text}"))?;
+    rest.split_once("dropped ")
+        .and_then(|(_, rest)| rest.split([',', ' ']).next()?.parse().ok())
+        .with_context(|| format!("tc shows no drops of {words}: {text}"))
+}
+
 /// Lines in pairs: names, then values, both with the group in front.
 fn parse_pairs(text: &str) -> Vec<(String, u64)> {
     let lines: Vec<&str> = text.lines().collect();

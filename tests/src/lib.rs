@@ -5,6 +5,7 @@
 //! totals, the label, the evidence. Everything here runs as root inside a
 //! guest made for the purpose.
 
+mod bpf;
 mod cost;
 mod counters;
 pub mod netns;

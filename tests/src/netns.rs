@@ -185,6 +185,33 @@ pub fn read_sysctl(name: &str) -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
+/// Puts a setting of the initial namespace back.
+#[derive(Debug)]
+pub struct Restore {
+    name: &'static str,
+    value: String,
+}
+
+impl Restore {
+    /// Sets it until this value goes.
+    pub fn set(name: &'static str, value: &str) -> Result<Self> {
+        let restore = Self {
+            name,
+            value: read_sysctl(name)?,
+        };
+        sysctl(name, value)?;
+        Ok(restore)
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        if let Err(error) = sysctl(self.name, &self.value) {
+            eprintln!("cannot put {} back to {}: {error:#}", self.name, self.value);
+        }
+    }
+}
+
 /// Runs a command line (words parted by spaces) where this thread is, gives its standard output.
 pub fn run(line: &str) -> Result<String> {
     run_with_input(line, "")

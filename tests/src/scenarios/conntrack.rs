@@ -20,7 +20,7 @@ use crate::{
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test, Tun,
     counters::grown,
-    netns::{modprobe, read_sysctl, sysctl},
+    netns::{Restore, modprobe},
     packet::{ACK, Client, SYN, Segment, udp},
     sockets::{accept, listen, wait_until},
 };
@@ -331,20 +331,6 @@ fn dns(t: &Test, family: IpFamily) -> Result<Outcome> {
     )))
 }
 
-/// Puts a setting back.
-struct Restore {
-    name: &'static str,
-    value: String,
-}
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        if let Err(error) = sysctl(self.name, &self.value) {
-            eprintln!("cannot put {} back to {}: {error:#}", self.name, self.value);
-        }
-    }
-}
-
 /// Ten established connections and room for ten entries.
 fn table_full(t: &Test, family: IpFamily) -> Result<Outcome> {
     const MAX: &str = "net.netfilter.nf_conntrack_max";
@@ -362,11 +348,7 @@ fn table_full(t: &Test, family: IpFamily) -> Result<Outcome> {
         client.connect(&wire.tun)?;
         connections.push(accept(&listener)?);
     }
-    let _restore = Restore {
-        name: MAX,
-        value: read_sysctl(MAX)?,
-    };
-    sysctl(MAX, "10")?;
+    let _restore = Restore::set(MAX, "10")?;
     let before = Counters::read(&wire.netns)?;
     for number in 0..REFUSED as u16 {
         wire.tun

@@ -7,6 +7,7 @@ use crate::{IpFamily, Netns, Result, Scenario, Test, Tun};
 mod benign;
 mod clean;
 mod conntrack;
+mod device;
 mod forwarding;
 mod ipvs;
 mod listener;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Scenario> {
         sockets::SCENARIOS,
         routing::SCENARIOS,
         forwarding::SCENARIOS,
+        device::SCENARIOS,
         conntrack::SCENARIOS,
         ipvs::SCENARIOS,
         benign::SCENARIOS,

@@ -252,7 +252,7 @@ mod tests {
             ),
             (
                 &["live", "--cause", "full-queue"],
-                "invalid value 'full-queue' for '--cause <SLUG>': no such cause (is accept-queue-full or syn-queue-full meant?); `droptrace explain` lists them; next: droptrace live --help",
+                "invalid value 'full-queue' for '--cause <SLUG>': no such cause (is accept-queue-full or syn-queue-full or neigh-queue-full meant?); `droptrace explain` lists them; next: droptrace live --help",
             ),
             (
                 &["capture"],

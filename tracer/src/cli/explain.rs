@@ -47,7 +47,7 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-const FAMILIES: [(Family, &str); 10] = [
+const FAMILIES: [(Family, &str); 11] = [
     (Family::Listener, "Listening sockets"),
     (Family::TimeWait, "TIME_WAIT, PAWS and old sequence numbers"),
     (Family::SourceCheck, "Source validation"),
@@ -56,6 +56,7 @@ const FAMILIES: [(Family, &str); 10] = [
     (Family::Netfilter, "Netfilter rules"),
     (Family::Routing, "Routing and neighbours"),
     (Family::Socket, "Sockets"),
+    (Family::Device, "Devices, queues and programs"),
     (Family::Benign, "Benign: freed, although nothing was lost"),
     (Family::Other, "What the catalogue does not explain"),
 ];

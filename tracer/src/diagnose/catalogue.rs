@@ -29,6 +29,8 @@ pub enum Family {
     Routing,
     /// Sockets.
     Socket,
+    /// Devices, their queues and programs.
+    Device,
     /// What is freed although nothing was lost.
     Benign,
     /// What the catalogue does not explain.

@@ -8,6 +8,8 @@ mod clash;
 mod conntrack_insert_race;
 mod conntrack_nat_exhausted;
 mod conntrack_table_full;
+mod cpu_backlog_full;
+mod device_tx_drop;
 mod ipvs;
 mod ipvs_destination_gone;
 mod ipvs_no_destination;
@@ -17,6 +19,8 @@ mod local_source;
 mod martian_destination;
 mod martian_source;
 mod neigh_failed;
+mod neigh_queue_full;
+mod neigh_table_full;
 mod netfilter_rule;
 mod no_route;
 mod no_socket;
@@ -25,10 +29,14 @@ mod packet_too_big;
 mod paws_established;
 mod paws_request;
 mod paws_timewait;
+mod qdisc;
+mod qdisc_full;
+mod qdisc_policy;
 mod rp_filter;
 mod syn_backlog;
 mod syn_queue;
 mod syn_refused;
+mod tc_program;
 mod tcp_challenge_ack;
 mod tcp_ofo_pruned;
 mod tcp_out_of_window;
@@ -40,6 +48,7 @@ mod unknown;
 mod values;
 mod vip_no_service;
 mod window;
+mod xdp_program;
 
 use super::Cause;
 
@@ -80,6 +89,8 @@ pub(super) static ALL: &[&Cause] = &[
     &benign::TCP_RESET_RECEIVED,
     &no_socket::CAUSE,
     &neigh_failed::CAUSE,
+    &neigh_queue_full::CAUSE,
+    &neigh_table_full::CAUSE,
     &benign::MULTICAST_NOT_JOINED,
     &ttl_exceeded::CAUSE,
     &packet_too_big::CAUSE,
@@ -87,6 +98,13 @@ pub(super) static ALL: &[&Cause] = &[
     &blackhole_route::CAUSE,
     &no_route::CAUSE,
     &netfilter_rule::CAUSE,
+    // Devices, queues, programs.
+    &qdisc_policy::CAUSE,
+    &qdisc_full::CAUSE,
+    &cpu_backlog_full::CAUSE,
+    &device_tx_drop::CAUSE,
+    &tc_program::CAUSE,
+    &xdp_program::CAUSE,
     &benign::DUPLICATE_DATA,
     &benign::SEGMENT_AFTER_FIN,
     &benign::ICMP_HANDLED,

@@ -6,12 +6,12 @@ use droptrace_common::{FieldId, Site, bits, route};
 
 use super::{
     ALL, accept_queue, blackhole_route, conntrack_insert_race, conntrack_nat_exhausted, conntrack_table_full,
-    ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse, local_source, martian_destination,
-    martian_source, neigh_failed, netfilter_rule, no_route, no_socket, not_forwarding, packet_too_big,
-    paws_established, paws_request, paws_timewait, rp_filter,
+    cpu_backlog_full, device_tx_drop, ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse,
+    local_source, martian_destination, martian_source, neigh_failed, neigh_queue_full, neigh_table_full,
+    netfilter_rule, no_route, no_socket, not_forwarding, packet_too_big, paws_established, paws_request,
+    paws_timewait, qdisc_full, qdisc_policy, rp_filter,
     sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
-    syn_backlog, syn_queue, syn_refused, table, tcp_challenge_ack, tcp_ofo_pruned, tcp_out_of_window,
-    tcp_zero_window, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service,
+    syn_backlog, syn_queue, syn_refused, table, tc_program, tcp_challenge_ack, tcp_ofo_pruned, tcp_out_of_window, tcp_zero_window, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service, xdp_program,
 };
 use crate::diagnose::{Cause, Direction};
 
@@ -44,6 +44,14 @@ fn samples(cause: &Cause) -> Vec<Sample> {
         "netfilter-rule" => netfilter_rule::tests::samples(),
         "no-socket" => no_socket::tests::samples(),
         "neigh-failed" => neigh_failed::tests::samples(),
+        "neigh-queue-full" => neigh_queue_full::tests::samples(),
+        "neigh-table-full" => neigh_table_full::tests::samples(),
+        "cpu-backlog-full" => cpu_backlog_full::tests::samples(),
+        "qdisc-full" => qdisc_full::tests::samples(),
+        "qdisc-policy" => qdisc_policy::tests::samples(),
+        "device-tx-drop" => device_tx_drop::tests::samples(),
+        "tc-program" => tc_program::tests::samples(),
+        "xdp-program" => xdp_program::tests::samples(),
         "ttl-exceeded" => ttl_exceeded::tests::samples(),
         "packet-too-big" => packet_too_big::tests::samples(),
         "not-forwarding" => not_forwarding::tests::samples(),

@@ -64,6 +64,14 @@ pub static UNKNOWN: Cause = Cause {
     refine: None,
 };
 
+/// What a drop is as long as its facts do not prove a cause that others share a place or reason with.
+pub(super) fn left_open(facts: &Facts) -> &'static Cause {
+    match facts.reason.as_deref() {
+        None | Some("NOT_SPECIFIED") => &UNKNOWN,
+        Some(_) => &KERNEL_REASON,
+    }
+}
+
 fn verdict(_: &Signature<'_>) -> Verdict {
     Verdict::Dropped
 }
@@ -113,7 +121,7 @@ pub(super) mod tests {
             .into_iter()
             .flat_map(|kernel| {
                 [
-                    Sample::freed(kernel, Site::Free, "__dev_queue_xmit").reason("QDISC_DROP"),
+                    Sample::freed(kernel, Site::Free, "do_execute_actions").reason("OPENVSWITCH_LAST_ACTION"),
                     Sample::freed(kernel, Site::Free, "nf_hook_slow")
                         .reason("NETFILTER_DROP")
                         .bits(bits::SERVICE_IPVS),

@@ -24,6 +24,28 @@ pub(super) fn device<'a>(event: &RawEvent, facts: &'a Facts) -> Option<&'a str> 
         .map(String::as_str)
 }
 
+/// Name of the device that the packet is on, else of the one that it came by.
+pub(super) fn on<'a>(event: &RawEvent, facts: &'a Facts) -> Option<&'a str> {
+    [event.header.ifindex, event.header.iif]
+        .iter()
+        .find_map(|index| facts.devices.get(index))
+        .map(String::as_str)
+}
+
+/// Name of a sysctl in which `{on}` and `{ip}` stand for what they do in [`crate::diagnose::Need::Sysctl`].
+pub(super) fn setting(event: &RawEvent, facts: &Facts, name: &str) -> Option<String> {
+    let ip = if event.parse().dst?.is_ipv6() {
+        "ipv6"
+    } else {
+        "ipv4"
+    };
+    let on = facts.devices.get(&event.header.ifindex).map(String::as_str);
+    if on.is_none() && name.contains("{on}") {
+        return None;
+    }
+    Some(name.replace("{on}", on.unwrap_or_default()).replace("{ip}", ip))
+}
+
 /// `command` as it is run in the netns of the drop: through the owner's process where that is known, else by the name of
 /// the netns, else through a process that lives in it. Where none is found the command fails: it never falls back to the
 /// netns of the shell. On the host itself it is run as it is.
