@@ -143,6 +143,41 @@ pub fn udp_with_hops(src: SocketAddr, dst: SocketAddr, data: &[u8], hops: u8) ->
     Ok(bytes)
 }
 
+/// An ICMP echo request.
+pub fn echo_request(src: IpAddr, dst: IpAddr) -> Result<Vec<u8>> {
+    let builder = ip_builder(src, dst, HOPS)?;
+    let mut bytes = Vec::new();
+    match src {
+        IpAddr::V4(_) => builder.icmpv4_echo_request(7, 1).write(&mut bytes, b"hello"),
+        IpAddr::V6(_) => builder.icmpv6_echo_request(7, 1).write(&mut bytes, b"hello"),
+    }
+    .context("cannot make the echo request")?;
+    Ok(bytes)
+}
+
+/// The first fragment of a packet: all of it, but it says that more follows. What follows the IP header must be a
+/// multiple of 8 bytes.
+pub fn first_fragment(packet: &[u8], id: u16) -> Result<Vec<u8>> {
+    const FRAGMENT: u8 = 44;
+    const MORE: u8 = 1;
+    let mut bytes = packet.to_vec();
+    if packet.first().is_some_and(|first| first >> 4 == 4) {
+        bytes[4..6].copy_from_slice(&id.to_be_bytes());
+        bytes[6..8].copy_from_slice(&[0x20, 0]);
+        let (header, _) = etherparse::Ipv4Header::from_slice(&bytes).context("no IPv4 header")?;
+        let checksum = header.calc_header_checksum();
+        bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
+    } else {
+        let [high, low] = id.to_be_bytes();
+        let extension = [bytes[6], 0, 0, MORE, 0, 0, high, low];
+        bytes[6] = FRAGMENT;
+        bytes.splice(40..40, extension);
+        let length = u16::try_from(bytes.len() - 40)?;
+        bytes[4..6].copy_from_slice(&length.to_be_bytes());
+    }
+    Ok(bytes)
+}
+
 /// An ICMP error about a packet that ends a pending connection: host unreachable for IPv4, port
 /// unreachable for IPv6.
 ///

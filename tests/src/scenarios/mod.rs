@@ -9,6 +9,7 @@ mod clean;
 mod conntrack;
 mod device;
 mod forwarding;
+mod headers;
 mod ipvs;
 mod listener;
 mod netfilter;
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Scenario> {
         routing::SCENARIOS,
         forwarding::SCENARIOS,
         device::SCENARIOS,
+        headers::SCENARIOS,
         conntrack::SCENARIOS,
         ipvs::SCENARIOS,
         benign::SCENARIOS,

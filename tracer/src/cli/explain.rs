@@ -56,7 +56,7 @@ const FAMILIES: [(Family, &str); 11] = [
     (Family::Netfilter, "Netfilter rules"),
     (Family::Routing, "Routing and neighbours"),
     (Family::Socket, "Sockets"),
-    (Family::Device, "Devices, queues and programs"),
+    (Family::Device, "Devices, queues, programs and headers"),
     (Family::Benign, "Benign: freed, although nothing was lost"),
     (Family::Other, "What the catalogue does not explain"),
 ];

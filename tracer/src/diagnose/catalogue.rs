@@ -29,7 +29,7 @@ pub enum Family {
     Routing,
     /// Sockets.
     Socket,
-    /// Devices, their queues and programs.
+    /// Devices, their queues, programs, and the headers of packets.
     Device,
     /// What is freed although nothing was lost.
     Benign,

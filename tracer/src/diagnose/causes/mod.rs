@@ -2,14 +2,17 @@
 //! matches a signature is its cause, so the particular stands before the general.
 
 mod accept_queue;
+mod bad_header;
 mod benign;
 mod blackhole_route;
+mod checksum_error;
 mod clash;
 mod conntrack_insert_race;
 mod conntrack_nat_exhausted;
 mod conntrack_table_full;
 mod cpu_backlog_full;
 mod device_tx_drop;
+mod fragment_reassembly;
 mod ipvs;
 mod ipvs_destination_gone;
 mod ipvs_no_destination;
@@ -33,6 +36,7 @@ mod qdisc;
 mod qdisc_full;
 mod qdisc_policy;
 mod rp_filter;
+mod sums;
 mod syn_backlog;
 mod syn_queue;
 mod syn_refused;
@@ -49,6 +53,7 @@ mod values;
 mod vip_no_service;
 mod window;
 mod xdp_program;
+mod xfrm_policy;
 
 use super::Cause;
 
@@ -105,6 +110,11 @@ pub(super) static ALL: &[&Cause] = &[
     &device_tx_drop::CAUSE,
     &tc_program::CAUSE,
     &xdp_program::CAUSE,
+    // What the headers say; a router's use of one of the reasons stands above.
+    &checksum_error::CAUSE,
+    &bad_header::CAUSE,
+    &fragment_reassembly::CAUSE,
+    &xfrm_policy::CAUSE,
     &benign::DUPLICATE_DATA,
     &benign::SEGMENT_AFTER_FIN,
     &benign::ICMP_HANDLED,

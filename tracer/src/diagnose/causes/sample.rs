@@ -234,6 +234,12 @@ impl Sample {
         self
     }
 
+    /// There are so many bytes less than its headers say.
+    pub(super) fn shorter(mut self, bytes: u32) -> Self {
+        self.header.len -= bytes;
+        self
+    }
+
     pub(super) fn event(&self) -> RawEvent {
         RawEvent::new(self.header, &self.packet, &self.fields)
     }

@@ -5,13 +5,16 @@ use std::collections::BTreeSet;
 use droptrace_common::{FieldId, Site, bits, route};
 
 use super::{
-    ALL, accept_queue, blackhole_route, conntrack_insert_race, conntrack_nat_exhausted, conntrack_table_full,
-    cpu_backlog_full, device_tx_drop, ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse,
-    local_source, martian_destination, martian_source, neigh_failed, neigh_queue_full, neigh_table_full,
-    netfilter_rule, no_route, no_socket, not_forwarding, packet_too_big, paws_established, paws_request,
-    paws_timewait, qdisc_full, qdisc_policy, rp_filter,
+    ALL, accept_queue, bad_header, blackhole_route, checksum_error, conntrack_insert_race,
+    conntrack_nat_exhausted, conntrack_table_full, cpu_backlog_full, device_tx_drop, fragment_reassembly,
+    ipvs_destination_gone, ipvs_no_destination, ipvs_timewait_reuse, local_source, martian_destination,
+    martian_source, neigh_failed, neigh_queue_full, neigh_table_full, netfilter_rule, no_route, no_socket,
+    not_forwarding, packet_too_big, paws_established, paws_request, paws_timewait, qdisc_full, qdisc_policy,
+    rp_filter,
     sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
-    syn_backlog, syn_queue, syn_refused, table, tc_program, tcp_challenge_ack, tcp_ofo_pruned, tcp_out_of_window, tcp_zero_window, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service, xdp_program,
+    syn_backlog, syn_queue, syn_refused, table, tc_program, tcp_challenge_ack, tcp_ofo_pruned,
+    tcp_out_of_window, tcp_zero_window, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service,
+    xdp_program, xfrm_policy,
 };
 use crate::diagnose::{Cause, Direction};
 
@@ -44,6 +47,10 @@ fn samples(cause: &Cause) -> Vec<Sample> {
         "netfilter-rule" => netfilter_rule::tests::samples(),
         "no-socket" => no_socket::tests::samples(),
         "neigh-failed" => neigh_failed::tests::samples(),
+        "checksum-error" => checksum_error::tests::samples(),
+        "bad-header" => bad_header::tests::samples(),
+        "fragment-reassembly" => fragment_reassembly::tests::samples(),
+        "xfrm-policy" => xfrm_policy::tests::samples(),
         "neigh-queue-full" => neigh_queue_full::tests::samples(),
         "neigh-table-full" => neigh_table_full::tests::samples(),
         "cpu-backlog-full" => cpu_backlog_full::tests::samples(),
@@ -72,7 +79,7 @@ fn kernels(slug: &str) -> &'static [Kernel] {
         // Counted as PAWSEstab before.
         "paws-old-ack" => &[V7_3],
         // 5.10 has no reason to keep, and frees old segments untraced.
-        "kernel-reason" | "duplicate-data" | "segment-after-fin" => &[V6_1, V6_12, V7_3],
+        "kernel-reason" | "xfrm-policy" | "duplicate-data" | "segment-after-fin" => &[V6_1, V6_12, V7_3],
         _ => &Kernel::ALL,
     }
 }

@@ -2,7 +2,7 @@
 
 use droptrace_common::Site;
 
-use super::netfilter_rule;
+use super::{bad_header, checksum_error, netfilter_rule};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The evidence of a cause that knows no more than the kernel says.
@@ -61,7 +61,16 @@ pub static UNKNOWN: Cause = Cause {
     matches: |_| true,
     verdict,
     find: find_with_doubt,
-    refine: None,
+    // What a kernel without reasons does not say, the packet itself may prove.
+    refine: Some(|event, facts| {
+        if checksum_error::proven(event, facts) {
+            Some(&checksum_error::CAUSE)
+        } else if bad_header::proven(event, facts) {
+            Some(&bad_header::CAUSE)
+        } else {
+            None
+        }
+    }),
 };
 
 /// What a drop is as long as its facts do not prove a cause that others share a place or reason with.
