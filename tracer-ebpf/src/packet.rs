@@ -297,7 +297,9 @@ pub(crate) fn netns(skb: u64) -> u32 {
     )
 }
 
-/// The netns by the first that says so: socket that received, socket that sent, device, route, conntrack entry.
+/// The netns by the first that says so: socket that received, device, socket that sent, route, conntrack entry. A packet
+/// that crossed a veth pair keeps its sender's socket until IP takes it (`skb_scrub_packet`, net/core/skbuff.c, `ip_rcv_core`,
+/// net/ipv4/ip_input.c, 5.10 - 7.3): its device says where it is.
 #[inline(always)]
 pub(crate) fn netns_of(rx_sk: u64, sk: u64, device: u64, refdst: u64, ct: u64) -> u32 {
     if rx_sk != 0 {
@@ -306,14 +308,14 @@ pub(crate) fn netns_of(rx_sk: u64, sk: u64, device: u64, refdst: u64, ct: u64) -
             return inode;
         }
     }
-    if sk != 0 {
-        let inode = kernel::inode_of_net(net_of_sock(sk));
+    if device != 0 {
+        let inode = kernel::inode_of_net(net_of_device(device));
         if inode != 0 {
             return inode;
         }
     }
-    if device != 0 {
-        let inode = kernel::inode_of_net(net_of_device(device));
+    if sk != 0 {
+        let inode = kernel::inode_of_net(net_of_sock(sk));
         if inode != 0 {
             return inode;
         }
