@@ -119,7 +119,7 @@ fn path(t: &Test) -> Result<Path> {
 }
 
 /// This thread, and those that it starts, on the first CPU.
-fn pin() -> Result<()> {
+pub(super) fn pin() -> Result<()> {
     let mut first = CpuSet::new();
     first.set(0)?;
     sched_setaffinity(Pid::from_raw(0), &first).context("cannot pin to one CPU")
