@@ -1,18 +1,20 @@
-//! Rules that drop and reject.
+//! Rules that drop, reject, or give packets to programs.
 
-use std::net::SocketAddr;
+use std::{thread, time::Duration};
 
-use anyhow::{Context, ensure};
-use droptrace::diagnose::{Direction, Verdict};
+use anyhow::{Context, bail, ensure};
+use droptrace::diagnose::{Direction, Drop as Labelled, Verdict};
+use nfq::Queue;
+use serde_json::Value;
 
 use super::Wire;
 use crate::{
     Expected, IpFamily,
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test, Tun,
+    netns::modprobe,
     packet::{Segment, udp},
-    sockets,
-    test::Kernel,
+    sockets::{self, wait_until},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -35,84 +37,108 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("netfilter-rule-iptables-forward-v6", |t| {
         forward(t, V6, Engine::Legacy)
     }),
-    Scenario::new("netfilter-rule-iptables-reject-v4", |t| {
-        reject(t, V4, Engine::Legacy)
+    Scenario::new("netfilter-rule-iptables-nft-input-v4", |t| {
+        input(t, V4, Engine::IptablesNft)
     }),
-    Scenario::new("netfilter-rule-iptables-reject-v6", |t| {
-        reject(t, V6, Engine::Legacy)
+    Scenario::new("netfilter-rule-iptables-nft-input-v6", |t| {
+        input(t, V6, Engine::IptablesNft)
     }),
     Scenario::new("netfilter-rule-nft-input-v4", |t| input(t, V4, Engine::Nft)),
     Scenario::new("netfilter-rule-nft-input-v6", |t| input(t, V6, Engine::Nft)),
     Scenario::new("netfilter-rule-nft-output-v4", |t| output(t, V4, Engine::Nft)),
+    Scenario::new("netfilter-rule-nft-output-v6", |t| output(t, V6, Engine::Nft)),
     Scenario::new("netfilter-rule-nft-forward-v4", |t| forward(t, V4, Engine::Nft)),
-    Scenario::new("netfilter-rule-nft-reject-v4", |t| reject(t, V4, Engine::Nft)),
-    Scenario::new("netfilter-rule-nft-reject-v6", |t| reject(t, V6, Engine::Nft)),
+    Scenario::new("netfilter-rule-nft-forward-v6", |t| forward(t, V6, Engine::Nft)),
+    Scenario::new("netfilter-rule-prerouting-v4", |t| {
+        before_and_after(t, V4, "prerouting")
+    }),
+    Scenario::new("netfilter-rule-prerouting-v6", |t| {
+        before_and_after(t, V6, "prerouting")
+    }),
+    Scenario::new("netfilter-rule-postrouting-v4", |t| {
+        before_and_after(t, V4, "postrouting")
+    }),
+    Scenario::new("netfilter-rule-postrouting-v6", |t| {
+        before_and_after(t, V6, "postrouting")
+    }),
+    Scenario::new("netfilter-rule-of-several", several),
+    Scenario::new("netfilter-rule-iptables-policy", |t| policy(t, Engine::Legacy)),
+    Scenario::new("netfilter-rule-nft-policy", |t| policy(t, Engine::Nft)),
+    Scenario::new("netfilter-reject-iptables-v4", |t| reject(t, V4, Engine::Legacy)),
+    Scenario::new("netfilter-reject-iptables-v6", |t| reject(t, V6, Engine::Legacy)),
+    Scenario::new("netfilter-reject-iptables-nft-v4", |t| {
+        reject(t, V4, Engine::IptablesNft)
+    }),
+    Scenario::new("netfilter-reject-nft-v4", |t| reject(t, V4, Engine::Nft)),
+    Scenario::new("netfilter-reject-nft-v6", |t| reject(t, V6, Engine::Nft)),
+    Scenario::new("nfqueue-no-listener-v4", |t| no_listener(t, V4)),
+    Scenario::new("nfqueue-no-listener-v6", |t| no_listener(t, V6)),
+    Scenario::new("nfqueue-full-v4", |t| queue_full(t, V4)),
+    Scenario::new("nfqueue-full-v6", |t| queue_full(t, V6)),
+    Scenario::new("nfqueue-verdict-v4", |t| queue_verdict(t, V4)),
+    Scenario::new("nfqueue-verdict-v6", |t| queue_verdict(t, V6)),
 ];
 
 const PORT: u16 = 9000;
 const SENT: u64 = 4;
+/// How often one more packet is sent until its rule is told: a busy guest may be too late with an event.
+const TRIES: u64 = 8;
 
 /// Who evaluates the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Engine {
     /// x_tables.
     Legacy,
+    /// nf_tables, by the commands of x_tables.
+    IptablesNft,
     /// nf_tables.
     Nft,
 }
 
 impl Engine {
+    const fn program(self, family: IpFamily) -> &'static str {
+        match (self, family) {
+            (Self::Legacy, V4) => "iptables-legacy",
+            (Self::Legacy, V6) => "ip6tables-legacy",
+            (_, V4) => "iptables",
+            (_, V6) => "ip6tables",
+        }
+    }
+
     /// Adds a rule for packets to [`PORT`]; `target` as iptables names it.
     fn rule(self, netns: &Netns, family: IpFamily, chain: &str, protocol: &str, target: &str) -> Result<()> {
-        match self {
-            Self::Legacy => {
-                let program = match family {
-                    V4 => "iptables-legacy",
-                    V6 => "ip6tables-legacy",
-                };
-                netns
-                    .run(&format!(
-                        "{program} -w 10 -A {chain} -p {protocol} --dport {PORT} -j {target}"
-                    ))
-                    .map(drop)
-            }
-            Self::Nft => {
-                let verdict = match target {
-                    "DROP" => "drop",
-                    "REJECT --reject-with tcp-reset" => "reject with tcp reset",
-                    _ => "reject",
-                };
-                let hook = chain.to_lowercase();
-                netns.nft(&format!(
-                    "table inet t {{ chain {hook} {{ type filter hook {hook} priority 0; \
-                     {protocol} dport {PORT} counter {verdict}; }}\n}}"
-                ))
-            }
+        if self == Self::Nft {
+            let verdict = match target {
+                "DROP" => "drop",
+                "REJECT --reject-with tcp-reset" => "reject with tcp reset",
+                _ => "reject",
+            };
+            let hook = chain.to_lowercase();
+            return netns.nft(&format!(
+                "table inet t {{ chain {hook} {{ type filter hook {hook} priority 0; \
+                 {protocol} dport {PORT} counter {verdict}; }}\n}}"
+            ));
         }
+        let program = self.program(family);
+        netns
+            .run(&format!(
+                "{program} -w 10 -A {chain} -p {protocol} --dport {PORT} -j {target}"
+            ))
+            .map(drop)
     }
 
     /// Packets that the rules of a chain took, as the engine counted them.
     fn counted(self, netns: &Netns, family: IpFamily, chain: &str) -> Result<u64> {
         let text = match self {
-            Self::Legacy => {
-                let program = match family {
-                    V4 => "iptables-legacy",
-                    V6 => "ip6tables-legacy",
-                };
-                netns.run(&format!("{program} -w 10 -nvxL {chain}"))?
-            }
             Self::Nft => netns.run("nft list ruleset")?,
+            _ => netns.run(&format!("{} -w 10 -nvxL {chain}", self.program(family)))?,
         };
         let numbers = text.lines().filter_map(|line| match self {
-            Self::Legacy => line.contains(&format!("dpt:{PORT}")).then(|| {
+            Self::Nft => counted_by(line),
+            _ => line.contains(&format!("dpt:{PORT}")).then(|| {
                 line.split_whitespace()
                     .next()
                     .and_then(|packets| packets.parse::<u64>().ok())
-            }),
-            Self::Nft => line.split_once("counter packets ").map(|(_, rest)| {
-                rest.split_whitespace()
-                    .next()
-                    .and_then(|packets| packets.parse().ok())
             }),
         });
         numbers
@@ -128,57 +154,116 @@ impl Engine {
         );
         Ok(())
     }
+
+    /// Engine, table and chain of a rule that [`Self::rule`] added, as evidence names them.
+    fn names(self, family: IpFamily, chain: &str) -> [String; 3] {
+        let table = match (self, family) {
+            (Self::Nft, _) => "inet t",
+            (_, V4) => "ip filter",
+            (_, V6) => "ip6 filter",
+        };
+        let engine = match self {
+            Self::Legacy => "iptables-legacy",
+            _ => "nftables",
+        };
+        let chain = match self {
+            Self::Nft => chain.to_lowercase(),
+            _ => chain.to_owned(),
+        };
+        [engine.to_owned(), table.to_owned(), chain]
+    }
 }
 
+/// What the counter in a line of `nft list` says.
+fn counted_by(line: &str) -> Option<Option<u64>> {
+    let (_, rest) = line.split_once("counter packets ")?;
+    Some(
+        rest.split_whitespace()
+            .next()
+            .and_then(|packets| packets.parse().ok()),
+    )
+}
+
+/// Checks the first packets, of which no rule but the chain is told, then sends one more until its rule is told. Gives
+/// the packets that were sent.
 fn label(
     t: &Test,
     netns: &Netns,
-    hook_point: &str,
-    engine: Engine,
-    (src, dst): (SocketAddr, SocketAddr),
-) -> Result<()> {
-    t.expect(&[Expected::dropped(netns, "netfilter-rule", SENT)])?;
-    if let Some(seen) = t.drop(netns, "netfilter-rule")? {
-        let told = engine == Engine::Nft && t.kernel() >= Kernel(6, 12);
-        let seen = seen
-            .goes(src, dst)?
-            .evidence("by", "rule")?
-            .evidence("hook_point", hook_point)?;
-        // Debian's 6.1 tells since some point release: 6.1.192 does, 6.1.176 does not.
-        if engine == Engine::Legacy || t.kernel() != Kernel(6, 1) {
-            seen.evidence(
-                "engine",
-                if told {
-                    "nftables".into()
-                } else {
-                    serde_json::Value::Null
-                },
-            )?;
-        }
+    expected: fn(&Netns, &str, u64) -> Expected,
+    (cause, hook_point): (&str, &str),
+    [engine, table, chain]: &[String; 3],
+    rule: &str,
+    mut one_more: impl FnMut() -> Result<()>,
+) -> Result<u64> {
+    t.expect(&[expected(netns, cause, SENT)])?;
+    if t.trace().is_none() {
+        return Ok(SENT);
     }
-    Ok(())
+    let first = |drop: &Labelled| drop.evidence["told_by"] != "counter";
+    if let Some(seen) = t.drop_where(netns, cause, first)? {
+        seen.evidence("hook_point", hook_point)?
+            .evidence("engine", engine.as_str())?
+            .evidence("table", table.as_str())?
+            .evidence("chain", chain.as_str())?
+            .evidence("told_by", "elimination")?
+            .evidence("rule", Value::Null)?
+            .has_evidence("untold")?
+            .has_evidence("read_us")?;
+    }
+    for sent in SENT + 1..=SENT + TRIES {
+        one_more()?;
+        t.expect(&[expected(netns, cause, sent)])?;
+        let told = |drop: &Labelled| drop.evidence["told_by"] == "counter";
+        wait_until("labels", || Ok(t.drops(netns, cause).len() as u64 >= sent))?;
+        if !t.drops(netns, cause).iter().any(|drop| told(drop)) {
+            continue;
+        }
+        if let Some(seen) = t.drop_where(netns, cause, told)? {
+            let said = seen.0.evidence["rule"].as_str().unwrap_or_default().to_owned();
+            ensure!(said.starts_with(rule), "rule is {said}, not {rule}: {seen}");
+            seen.evidence("hook_point", hook_point)?
+                .evidence("engine", engine.as_str())?
+                .evidence("table", table.as_str())?
+                .evidence("chain", chain.as_str())?
+                .evidence("untold", Value::Null)?;
+        }
+        return Ok(sent);
+    }
+    let drops = t.drops(netns, cause);
+    let last = drops.last().and_then(|drop| serde_json::to_string(&**drop).ok());
+    bail!("no rule was told for one of {TRIES} single packets: {last:?}")
 }
 
 /// SYNs from outside that a rule in INPUT drops.
 fn input(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
     let wire = Wire::new(t, family)?;
     engine.rule(&wire.netns, family, "INPUT", "tcp", "DROP")?;
-    for number in 0..SENT as u16 {
+    let send = |number| {
         wire.tun
-            .send(&Segment::syn(wire.peer(3000 + number), wire.address(PORT), 1).bytes()?)?;
-    }
+            .send(&Segment::syn(wire.peer(3000 + number), wire.address(PORT), 1).bytes()?)
+    };
+    (0..SENT as u16).try_for_each(send)?;
     engine.check_count(&wire.netns, family, "INPUT", SENT)?;
-    label(
+    let sent = label(
         t,
         &wire.netns,
-        "input",
-        engine,
-        (wire.peer(0), wire.address(PORT)),
+        Expected::dropped,
+        ("netfilter-rule", "input"),
+        &engine.names(family, "INPUT"),
+        if engine == Engine::Legacy {
+            "rule 1"
+        } else {
+            "handle "
+        },
+        || send(4000),
     )?;
+    engine.check_count(&wire.netns, family, "INPUT", sent)?;
     if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
-        seen.direction(Direction::In)?.interface("wire")?;
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .direction(Direction::In)?
+            .interface("wire")?;
     }
-    Ok(Outcome::Passed(format!("rule counter and droptrace: {SENT}")))
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
 }
 
 /// Datagrams made here that a rule in OUTPUT drops.
@@ -186,45 +271,209 @@ fn output(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
     let wire = Wire::new(t, family)?;
     engine.rule(&wire.netns, family, "OUTPUT", "udp", "DROP")?;
     let socket = sockets::udp(&wire.netns, wire.address(3000))?;
-    for _ in 0..SENT {
+    let send = || {
         let sent = socket.send_to(b"hello", wire.peer(PORT));
         ensure!(
             sent.as_ref()
                 .is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)),
             "sending gave {sent:?}, not EPERM"
         );
-    }
+        Ok(())
+    };
+    (0..SENT).try_for_each(|_| send())?;
     engine.check_count(&wire.netns, family, "OUTPUT", SENT)?;
-    label(
+    let sent = label(
         t,
         &wire.netns,
-        "output",
-        engine,
-        (wire.address(0), wire.peer(PORT)),
+        Expected::dropped,
+        ("netfilter-rule", "output"),
+        &engine.names(family, "OUTPUT"),
+        if engine == Engine::Legacy {
+            "rule 1"
+        } else {
+            "handle "
+        },
+        send,
     )?;
     if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
-        seen.direction(Direction::Out)?.interface("wire")?;
+        seen.goes(wire.address(0), wire.peer(PORT))?
+            .direction(Direction::Out)?
+            .interface("wire")?;
     }
-    Ok(Outcome::Passed(format!("rule counter and droptrace: {SENT}")))
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
+}
+
+/// A router; the tun device is the other way out.
+fn router(t: &Test, family: IpFamily) -> Result<(Wire, Tun)> {
+    let wire = Wire::new(t, family)?;
+    let beyond = Tun::new(&wire.netns, "beyond", &[t.net(family, 1, 1)])?;
+    wire.netns.sysctl("net.ipv4.ip_forward", "1")?;
+    wire.netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+    Ok((wire, beyond))
 }
 
 /// Packets passing through that a rule in FORWARD drops.
 fn forward(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
-    let wire = Wire::new(t, family)?;
-    let _beyond = Tun::new(&wire.netns, "beyond", &[t.net(family, 1, 1)])?;
-    wire.netns.sysctl("net.ipv4.ip_forward", "1")?;
-    wire.netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+    let (wire, _beyond) = router(t, family)?;
     engine.rule(&wire.netns, family, "FORWARD", "udp", "DROP")?;
     let target = t.at(family, 1, 2, PORT);
-    for number in 0..SENT as u16 {
-        wire.tun.send(&udp(wire.peer(3000 + number), target, b"hello")?)?;
-    }
+    let send = |number| wire.tun.send(&udp(wire.peer(3000 + number), target, b"hello")?);
+    (0..SENT as u16).try_for_each(send)?;
     engine.check_count(&wire.netns, family, "FORWARD", SENT)?;
-    label(t, &wire.netns, "forward", engine, (wire.peer(0), target))?;
+    let sent = label(
+        t,
+        &wire.netns,
+        Expected::dropped,
+        ("netfilter-rule", "forward"),
+        &engine.names(family, "FORWARD"),
+        if engine == Engine::Legacy {
+            "rule 1"
+        } else {
+            "handle "
+        },
+        || send(4000),
+    )?;
     if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
-        seen.direction(Direction::Forward)?.interface("wire")?;
+        seen.goes(wire.peer(0), target)?
+            .direction(Direction::Forward)?
+            .interface("wire")?;
     }
-    Ok(Outcome::Passed(format!("rule counter and droptrace: {SENT}")))
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
+}
+
+/// Packets passing through that a chain before or after routing drops, in a chain that the base chain jumps to.
+fn before_and_after(t: &Test, family: IpFamily, hook: &str) -> Result<Outcome> {
+    let (wire, _beyond) = router(t, family)?;
+    wire.netns.nft(&format!(
+        "table inet t {{ chain bad {{ udp dport {PORT} counter log drop; }}\n \
+         chain base {{ type filter hook {hook} priority 0; meta l4proto udp jump bad; }}\n \
+         chain elsewhere {{ type filter hook input priority 0; counter drop; }}\n}}"
+    ))?;
+    let target = t.at(family, 1, 2, PORT);
+    let send = |number| wire.tun.send(&udp(wire.peer(3000 + number), target, b"hello")?);
+    (0..SENT as u16).try_for_each(send)?;
+    let names = ["nftables", "inet t", "base"].map(str::to_owned);
+    let sent = label(
+        t,
+        &wire.netns,
+        Expected::dropped,
+        ("netfilter-rule", hook),
+        &names,
+        "handle ",
+        || send(4000),
+    )?;
+    if let Some(seen) = t.drop_where(&wire.netns, "netfilter-rule", |drop| {
+        drop.evidence["told_by"] == "counter"
+    })? {
+        let rule = seen.0.evidence["rule"].as_str().unwrap_or_default();
+        ensure!(rule.ends_with(" of chain bad"), "rule is {rule}: {seen}");
+        seen.remedy_says("nft -a list chain inet t bad")?;
+    }
+    Engine::Nft.check_count(&wire.netns, family, hook, sent)?;
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
+}
+
+/// Rules of two engines at one hook point, one of which does not count: a rule is told only where the numbers agree.
+fn several(t: &Test) -> Result<Outcome> {
+    let wire = Wire::new(t, V4)?;
+    let netns = &wire.netns;
+    netns.run(&format!(
+        "iptables-legacy -w 10 -A INPUT -p udp --dport {} -j DROP",
+        PORT + 1
+    ))?;
+    netns.nft(&format!(
+        "table ip t {{ chain in {{ type filter hook input priority 10; \
+         udp dport {PORT} counter drop comment \"mine\"; udp dport {} drop; }}\n}}",
+        PORT + 2
+    ))?;
+    let send = |port: u16| {
+        wire.tun
+            .send(&udp(wire.peer(3000), wire.address(port), b"hello")?)
+    };
+    let cause = "netfilter-rule";
+    let (mut sent, mut told) = (0, [0_u64; 3]);
+    let mut one = |port: u16| -> Result<()> {
+        send(port)?;
+        sent += 1;
+        t.expect(&[Expected::dropped(netns, cause, sent)])?;
+        if t.trace().is_some() {
+            wait_until("labels", || Ok(t.drops(netns, cause).len() as u64 >= sent))?;
+        }
+        Ok(())
+    };
+    for _ in 0..=TRIES {
+        (PORT..PORT + 3).try_for_each(&mut one)?;
+    }
+    if t.trace().is_some() {
+        for drop in t.drops(netns, cause) {
+            let said = |name: &str| drop.evidence[name].as_str().unwrap_or_default();
+            let port = drop.dport.unwrap_or_default();
+            let rule = said("rule");
+            ensure!(
+                rule.is_empty()
+                    || match port - PORT {
+                        0 => rule.starts_with("handle ") && rule.ends_with(", \"mine\""),
+                        1 => rule == "rule 1" && said("engine") == "iptables-legacy",
+                        _ => false,
+                    },
+                "port {port} has the rule {rule}: {drop:?}"
+            );
+            told[usize::from(port - PORT)] += u64::from(!rule.is_empty());
+        }
+        ensure!(
+            told[0] > 0 && told[1] > 0,
+            "of {} packets each, {told:?} were told a rule",
+            TRIES + 1
+        );
+    }
+    Ok(Outcome::Passed(format!(
+        "{sent} packets of three rules; told right: {} and {}, told wrong: none",
+        told[0], told[1]
+    )))
+}
+
+/// SYNs that the policy of a chain drops; x_tables counts those.
+fn policy(t: &Test, engine: Engine) -> Result<Outcome> {
+    let wire = Wire::new(t, V4)?;
+    match engine {
+        Engine::Nft => wire.netns.nft(
+            "table ip t { chain in { type filter hook input priority 0; policy drop; \
+             meta l4proto icmp accept; }\n}",
+        )?,
+        _ => wire.netns.run("iptables-legacy -w 10 -P INPUT DROP").map(drop)?,
+    }
+    let send = |number| {
+        wire.tun
+            .send(&Segment::syn(wire.peer(3000 + number), wire.address(PORT), 1).bytes()?)
+    };
+    (0..SENT as u16).try_for_each(send)?;
+    let mut sent = SENT;
+    if engine == Engine::Nft {
+        t.expect(&[Expected::dropped(&wire.netns, "netfilter-rule", SENT)])?;
+        if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
+            seen.evidence("engine", "nftables")?
+                .evidence("table", "ip t")?
+                .evidence("chain", "in")?
+                .evidence("told_by", "elimination")?
+                .evidence("candidates", serde_json::json!(["nft ip t in policy"]))?;
+        }
+    } else {
+        sent = label(
+            t,
+            &wire.netns,
+            Expected::dropped,
+            ("netfilter-rule", "input"),
+            &engine.names(V4, "INPUT"),
+            "policy",
+            || send(4000),
+        )?;
+        let text = wire.netns.run("iptables-legacy -w 10 -nvxL INPUT")?;
+        ensure!(
+            text.contains(&format!("policy DROP {sent} packets")),
+            "not {sent} packets by the policy: {text}"
+        );
+    }
+    Ok(Outcome::Passed(format!("policy and droptrace: {sent}")))
 }
 
 /// SYNs answered by RST and datagrams answered by port unreachable.
@@ -242,37 +491,143 @@ fn reject(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
         V4 => &["nf_send_reset", "nf_send_unreach"],
         V6 => &["nf_send_reset6", "nf_send_unreach6"],
     })?;
-    for number in 0..SENT as u16 {
+    let syn = |number| {
         wire.tun
             .send(&Segment::syn(wire.peer(3000 + number), wire.address(PORT), 1).bytes()?)?;
-        wire.tun.receive("an answer to the SYN", |packet| {
-            packet.dst == wire.peer(3000 + number) && packet.has(crate::packet::RST)
-        })?;
-    }
-    if engine == Engine::Legacy {
-        engine.rule(&wire.netns, family, "INPUT", "udp", "REJECT")?;
-    } else {
+        wire.tun
+            .receive("an answer to the SYN", |packet| {
+                packet.dst == wire.peer(3000 + number) && packet.has(crate::packet::RST)
+            })
+            .map(drop)
+    };
+    (0..SENT as u16).try_for_each(syn)?;
+    let sent = label(
+        t,
+        &wire.netns,
+        Expected::rejected,
+        ("netfilter-reject", "input"),
+        &engine.names(family, "INPUT"),
+        if engine == Engine::Legacy {
+            "rule 1"
+        } else {
+            "handle "
+        },
+        || syn(1000),
+    )?;
+    if engine == Engine::Nft {
         wire.netns
             .nft(&format!("add rule inet t input udp dport {PORT} counter reject"))?;
+    } else {
+        engine.rule(&wire.netns, family, "INPUT", "udp", "REJECT")?;
     }
     for number in 0..SENT as u16 {
         wire.tun
             .send(&udp(wire.peer(3000 + number), wire.address(PORT), b"hello")?)?;
     }
-    engine.check_count(&wire.netns, family, "INPUT", 2 * SENT)?;
-    t.expect(&[Expected::rejected(&wire.netns, "netfilter-rule", 2 * SENT)])?;
+    engine.check_count(&wire.netns, family, "INPUT", sent + SENT)?;
+    t.expect(&[Expected::rejected(&wire.netns, "netfilter-reject", sent + SENT)])?;
     for protocol in ["tcp", "udp"] {
-        if let Some(seen) = t.drop_where(&wire.netns, "netfilter-rule", |drop| {
+        if let Some(seen) = t.drop_where(&wire.netns, "netfilter-reject", |drop| {
             drop.protocol.as_deref() == Some(protocol)
         })? {
             ensure!(seen.0.verdict == Verdict::Rejected, "not rejected: {seen}");
             seen.goes(wire.peer(0), wire.address(PORT))?
-                .evidence("by", "reject")?
                 .evidence("hook_point", "input")?;
         }
     }
     Ok(Outcome::Passed(format!(
         "rule counters and droptrace: {}",
-        2 * SENT
+        sent + SENT
     )))
+}
+
+/// A rule at input that gives datagrams to [`PORT`] to queue [`QUEUE`].
+fn queue_rule(wire: &Wire) -> Result<()> {
+    modprobe("nfnetlink_queue")?;
+    wire.netns.nft(&format!(
+        "table inet t {{ chain in {{ type filter hook input priority 0; \
+         udp dport {PORT} counter queue num {QUEUE}; }}\n}}"
+    ))
+}
+
+const QUEUE: u16 = 11;
+
+fn send_datagrams(wire: &Wire, count: u64) -> Result<()> {
+    (0..count as u16).try_for_each(|number| {
+        wire.tun
+            .send(&udp(wire.peer(3000 + number), wire.address(PORT), b"hello")?)
+    })
+}
+
+fn bind(netns: &Netns, length: u32) -> Result<Queue> {
+    netns.enter(|| {
+        let mut queue = Queue::open().context("cannot open an NFQUEUE socket")?;
+        queue.bind(QUEUE).context("cannot bind the NFQUEUE")?;
+        queue
+            .set_queue_max_len(QUEUE, length)
+            .context("cannot limit the NFQUEUE")?;
+        queue.set_nonblocking(true);
+        Ok(queue)
+    })
+}
+
+/// No program listens on the queue.
+fn no_listener(t: &Test, family: IpFamily) -> Result<Outcome> {
+    let wire = Wire::new(t, family)?;
+    queue_rule(&wire)?;
+    send_datagrams(&wire, SENT)?;
+    Engine::Nft.check_count(&wire.netns, family, "in", SENT)?;
+    t.expect(&[Expected::dropped(&wire.netns, "nfqueue", SENT)])?;
+    if let Some(seen) = t.drop(&wire.netns, "nfqueue")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .evidence("why", "no-listener")?
+            .evidence("queues", serde_json::json!([]))?
+            .remedy_says("bypass")?;
+    }
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {SENT}")))
+}
+
+/// The program does not keep up.
+fn queue_full(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const FIT: u64 = 2;
+    let wire = Wire::new(t, family)?;
+    queue_rule(&wire)?;
+    let queue = bind(&wire.netns, FIT as u32)?;
+    send_datagrams(&wire, FIT + SENT)?;
+    let line = wire.netns.proc_net("netfilter/nfnetlink_queue")?;
+    let dropped = line.split_whitespace().nth(5).and_then(|word| word.parse().ok());
+    ensure!(dropped == Some(SENT), "queue_dropped is not {SENT}: {line}");
+    t.expect(&[Expected::dropped(&wire.netns, "nfqueue", SENT)])?;
+    if let Some(seen) = t.drop(&wire.netns, "nfqueue")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .evidence("why", "queue-full")?
+            .has_evidence("queues")?;
+    }
+    // What waits is dropped when the program goes, as the queue is closed then.
+    drop(queue);
+    Ok(Outcome::Passed(format!("queue_dropped and droptrace: {SENT}")))
+}
+
+/// The program gives the verdict drop.
+fn queue_verdict(t: &Test, family: IpFamily) -> Result<Outcome> {
+    let wire = Wire::new(t, family)?;
+    queue_rule(&wire)?;
+    let mut queue = bind(&wire.netns, 100)?;
+    send_datagrams(&wire, SENT)?;
+    let mut given = 0;
+    wait_until("queued packets", || {
+        while let Ok(mut message) = queue.recv() {
+            message.set_verdict(nfq::Verdict::Drop);
+            queue.verdict(message).context("cannot give a verdict")?;
+            given += 1;
+        }
+        thread::sleep(Duration::from_millis(5));
+        Ok(given >= SENT)
+    })?;
+    t.expect(&[Expected::dropped(&wire.netns, "nfqueue", given)])?;
+    if let Some(seen) = t.drop(&wire.netns, "nfqueue")? {
+        seen.goes(wire.peer(0), wire.address(PORT))?
+            .evidence("why", "verdict")?;
+    }
+    Ok(Outcome::Passed(format!("verdicts and droptrace: {given}")))
 }

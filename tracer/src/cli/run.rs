@@ -337,13 +337,10 @@ impl<'a> Run<'a> {
             .chain(sister.into_iter().flat_map(|sister| sister.needs))
             .copied()
             .collect();
-        let gather = self.context.facts(&event, &needs);
+        let gather = self.context.facts(&event, known, &needs);
         self.pending.push_back(
             async move {
-                let mut facts = gather.await;
-                facts.reason = known.reason;
-                facts.location = known.location;
-                facts.frames = known.frames;
+                let facts = gather.await;
                 Labelled { event, facts }
             }
             .boxed(),

@@ -1,5 +1,7 @@
 //! Clocks: the wall time of an event, and the kernel's tick.
 
+use std::time::Duration;
+
 use nix::time::{ClockId, clock_getres, clock_gettime};
 
 const SECOND: i128 = 1_000_000_000;
@@ -14,6 +16,11 @@ pub fn monotonic_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {
         (i128::from(time.tv_sec()) * SECOND + i128::from(time.tv_nsec())) as u64
     })
+}
+
+/// CPU time of the calling thread; none should the clock fail.
+pub(super) fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// CLOCK_REALTIME − CLOCK_MONOTONIC in nanoseconds, 0 should a clock fail. Measured anew each time (it costs two

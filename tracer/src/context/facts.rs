@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
 
 use droptrace_common::{FieldId, Site, bits};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     clock,
@@ -12,22 +12,27 @@ use super::{
     state::Shared,
     sysctls,
 };
-use crate::diagnose::{Facts, Need, Owner, Packet, RawEvent};
+use crate::diagnose::{Facts, Need, Owner, Packet, RawEvent, RuleEnd};
 
 /// An event waits this long for its facts; what is unknown then stays unknown.
 pub const PATIENCE: Duration = Duration::from_millis(250);
+/// How long an event may take from the kernel to here, with which another one's count is compared.
+const OTHERS: Duration = Duration::from_millis(20);
 
 /// One event's gathering.
 struct Gathering {
     shared: std::sync::Arc<Shared>,
     deadline: Instant,
     facts: Facts,
+    /// When and how a rule ended the packet, where that is asked.
+    rule_end: Option<(u64, RuleEnd)>,
 }
 
 /// Gathers; the future waits only for what is not known already.
 pub(super) fn gather(
     shared: std::sync::Arc<Shared>,
     event: &RawEvent,
+    known: Facts,
     needs: &[Need],
 ) -> impl Future<Output = Facts> + Send + 'static {
     let event = event.clone();
@@ -39,8 +44,9 @@ pub(super) fn gather(
             facts: Facts {
                 time_ns: clock::wall_time_ns(event.header.ktime_ns),
                 netns: event.header.netns,
-                ..Facts::default()
+                ..known
             },
+            rule_end: None,
         };
         gathering.run(&event, &needs).await;
         gathering.facts
@@ -86,8 +92,10 @@ impl Gathering {
         let netns = header.netns;
         let mut questions = Vec::new();
         let shared = self.shared.clone();
-        let state = shared.state();
-        let Some(known) = state.namespaces.get(&netns) else {
+        let mut state = shared.state();
+        let of_host = needs.iter().any(|need| matches!(need, Need::HostSysctl(_)));
+        let host = of_host.then(|| state.initial_netns()).flatten();
+        let Some(known) = state.namespaces.get_mut(&netns) else {
             drop(state);
             self.miss_all(needs, "the netns vanished");
             return questions;
@@ -193,6 +201,14 @@ impl Gathering {
                     }
                     None => missing.push(("neighbour_table", "the packet has no destination address")),
                 },
+                Need::Queues => questions.push(("queues".to_owned(), Question::Queues { netns })),
+                Need::Rules => {
+                    let end = RuleEnd::of(event, &self.facts);
+                    let packets = 1 + u64::from(header.skipped);
+                    known.rules.note(header.ktime_ns, end, packets);
+                    self.rule_end = Some((header.ktime_ns, end));
+                    questions.push(("rules".to_owned(), Question::Rulesets { netns }));
+                }
                 Need::Sysctl(name) => {
                     let device = |index| known.addresses.device(index).map(|device| device.name.as_str());
                     let resolved = sysctls::resolve(name, |word| match word {
@@ -206,18 +222,12 @@ impl Gathering {
                         None => missing.push((name, "the device is not known")),
                     }
                 }
-                Need::HostSysctl(name) => {
-                    let host = state
-                        .namespaces
-                        .iter()
-                        .find(|(_, known)| known.name.as_deref() == Some("host"));
-                    match host.zip(sysctls::path(name, None)) {
-                        Some(((&netns, _), path)) => {
-                            questions.push(((*name).to_owned(), Question::Sysctl { netns, path }));
-                        }
-                        None => missing.push((name, "the initial network namespace is not known")),
+                Need::HostSysctl(name) => match host.zip(sysctls::path(name, None)) {
+                    Some((netns, path)) => {
+                        questions.push(((*name).to_owned(), Question::Sysctl { netns, path }));
                     }
-                }
+                    None => missing.push((name, "the initial network namespace is not known")),
+                },
             }
         }
         drop(state);
@@ -244,8 +254,16 @@ impl Gathering {
             Ok(Answer::Sysctl(value)) => {
                 self.facts.sysctls.insert(name, value);
             }
+            Ok(Answer::Queues(queues)) => self.facts.queues = Some(queues),
+            Ok(Answer::Read) => self.take_rules(question).await,
             Ok(Answer::Present) => {}
-            Err(reason) => self.miss(name, reason),
+            Err(reason) => {
+                // An earlier reading tells the chains all the same.
+                self.take_rules(question).await;
+                if self.facts.rules.is_none() || name != "rules" {
+                    self.miss(name, reason);
+                }
+            }
         }
     }
 
@@ -262,6 +280,30 @@ impl Gathering {
                 None
             }
         }
+    }
+
+    /// What the rules counted, read after the packet.
+    async fn take_rules(&mut self, question: &Question) {
+        let (Question::Rulesets { netns }, Some((when, end))) = (question, self.rule_end) else {
+            return;
+        };
+        let shared = self.shared.clone();
+        let read_since = || {
+            let state = shared.state();
+            let known = state.namespaces.get(netns);
+            known.is_some_and(|known| known.rules.is_read_since(when))
+        };
+        // The reading that was waited for may have begun before the packet.
+        while !read_since() {
+            if self.reply(question.clone()).await.is_err() {
+                break;
+            }
+        }
+        // Other packets that ended before it may still be on their way here.
+        sleep_until(self.deadline.min(Instant::now() + OTHERS)).await;
+        let mut state = shared.state();
+        let known = state.namespaces.get_mut(netns);
+        self.facts.rules = known.and_then(|known| known.rules.tell(when, end));
     }
 
     async fn reply(&self, question: Question) -> Reply {
@@ -306,6 +348,8 @@ const fn field_of(need: &Need) -> &'static str {
         Need::Conntrack => "conntrack",
         Need::Link => "link",
         Need::NeighbourTable => "neighbour_table",
+        Need::Queues => "queues",
+        Need::Rules => "rules",
         Need::Sysctl(name) | Need::HostSysctl(name) => name,
     }
 }

@@ -21,6 +21,7 @@ mod processes;
 mod publish;
 mod questions;
 mod routes;
+mod rulesets;
 mod sets;
 mod sockets;
 mod state;
@@ -30,6 +31,7 @@ mod syns;
 mod sysctls;
 #[cfg(test)]
 mod tests;
+mod witness;
 mod worker;
 
 use std::{
@@ -234,9 +236,14 @@ impl Context {
 
     /// Finds out what these needs ask about an event, within [`PATIENCE`]; what could not be had is named in
     /// [`Facts::missing`]. A sysctl is found in [`Facts::sysctls`] under its name, the device's name in place of
-    /// `{device}`. The kernel's names (`reason`, `location`, `frames`) are not context's.
-    pub fn facts(&self, event: &RawEvent, needs: &[Need]) -> impl Future<Output = Facts> + Send + 'static {
-        facts::gather(self.inner.shared.clone(), event, needs)
+    /// `{device}`. The kernel's names (`reason`, `location`, `frames`) are not context's: they come with `known`.
+    pub fn facts(
+        &self,
+        event: &RawEvent,
+        known: Facts,
+        needs: &[Need],
+    ) -> impl Future<Output = Facts> + Send + 'static {
+        facts::gather(self.inner.shared.clone(), event, known, needs)
     }
 
     /// Whether a netns in scope has IPVS services and keeps entries of removed servers

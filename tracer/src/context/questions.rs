@@ -10,7 +10,9 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::diagnose::{ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, Owner, RouteAnswer};
+use crate::diagnose::{
+    ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, NfQueue, Owner, RouteAnswer,
+};
 
 /// Answers kept; beyond that the stale ones, and if need be all, are forgotten.
 const KEPT: usize = 16_384;
@@ -56,6 +58,10 @@ pub(super) enum Question {
     Link { netns: u32, index: u32 },
     /// How full is the table of neighbours of a family?
     NeighbourTable { netns: u32, family: u8 },
+    /// Which queues take packets for programs?
+    Queues { netns: u32 },
+    /// What do the rules count by now?
+    Rulesets { netns: u32 },
     /// What does a file below `/proc/sys` say?
     Sysctl { netns: u32, path: PathBuf },
 }
@@ -64,9 +70,12 @@ impl Question {
     /// How long an answer serves.
     const fn keeps(&self) -> Duration {
         match self {
-            Self::Conntrack { .. } | Self::Link { .. } | Self::NeighbourTable { .. } => {
-                Duration::from_millis(200)
-            }
+            // Whoever asks wants to know what they count after a packet of its own.
+            Self::Rulesets { .. } => Duration::ZERO,
+            Self::Conntrack { .. }
+            | Self::Link { .. }
+            | Self::NeighbourTable { .. }
+            | Self::Queues { .. } => Duration::from_millis(200),
             Self::Services { .. } => Duration::from_millis(500),
             _ => Duration::from_secs(1),
         }
@@ -87,6 +96,9 @@ pub(super) enum Answer {
     Link(Box<Link>),
     NeighbourTable(NeighbourTable),
     Sysctl(String),
+    Queues(Vec<NfQueue>),
+    /// The witness of the netns knows.
+    Read,
 }
 
 /// The answer, or why there is none.

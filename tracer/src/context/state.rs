@@ -20,6 +20,7 @@ use super::{
     netns::Discovery,
     questions::{Asked, Question, Questions, Reply},
     suspects::CounterMoves,
+    witness::Witness,
 };
 use crate::diagnose::Moved;
 
@@ -31,6 +32,8 @@ pub(super) struct Namespace {
     pub(super) services: BTreeSet<Service>,
     /// `net.ipv4.vs.expire_nodest_conn`; `None` where there are no services.
     pub(super) expire_nodest_conn: Option<bool>,
+    /// What its rules count, once a rule was seen to end a packet.
+    pub(super) rules: Witness,
 }
 
 /// Whence and whither a SYN goes.
@@ -60,6 +63,15 @@ pub(super) struct State {
     pub(super) unanswered: Unanswered,
     /// What context could not do: subject → reason.
     pub(super) problems: BTreeMap<String, String>,
+}
+
+impl State {
+    /// Inode of the netns that the host started with.
+    pub(super) fn initial_netns(&self) -> Option<u32> {
+        let mut all = self.namespaces.iter();
+        all.find(|(_, known)| known.name.as_deref() == Some("host"))
+            .map(|(netns, _)| *netns)
+    }
 }
 
 /// Shared by [`super::Context`] and its threads.

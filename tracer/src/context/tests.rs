@@ -103,7 +103,7 @@ fn facts(context: &Context, event: &RawEvent, needs: &[Need]) -> Facts {
         .unwrap();
     let start = Instant::now();
     loop {
-        let found = runtime.block_on(context.facts(event, needs));
+        let found = runtime.block_on(context.facts(event, Facts::default(), needs));
         let late = |reason: &String| reason.starts_with("no answer within");
         if start.elapsed() > PATIENCE || !found.missing.values().any(late) {
             return found;
@@ -511,7 +511,7 @@ fn ten_thousand_events_of_one_listener_cost_next_to_nothing() {
     let labelled = runtime.block_on(async {
         let mut labelled = 0;
         for _ in 0..10_000 {
-            let found = context.facts(&event, &needs).await;
+            let found = context.facts(&event, Facts::default(), &needs).await;
             labelled += u32::from(found.listener.is_some_and(|listener| listener.owner.is_some()));
         }
         labelled

@@ -27,7 +27,7 @@ use super::{
     netns::{self, Found},
     publish::Publisher,
     questions::{Answer, Question, Reply},
-    routes, sockets,
+    routes, rulesets, sockets,
     state::{Flow, Namespace, Shared},
     suspects::{self, CounterMoves, Followed},
     syns, sysctls,
@@ -49,6 +49,9 @@ const IPVS_EMPTY_PER_ROUND: usize = 64;
 /// Retransmitted SYNs are looked for this often; more seldom by this much per netns where there are many.
 const SYN_EVERY: Duration = Duration::from_secs(1);
 const SYN_PER_NETNS: Duration = Duration::from_millis(10);
+/// The rules of a netns are read this often at most, and such a part of the time at most.
+const RULES_EVERY: Duration = Duration::from_millis(100);
+const RULES_PART: u32 = 20;
 /// Datagrams of one netns that are heard before others have their turn.
 const HEARD_AT_ONCE: usize = 1_000;
 /// Descriptors that namespaces leave to others.
@@ -68,6 +71,10 @@ struct Watched {
     counters: Moved,
     /// Those that alone prove a cause.
     followed: Followed,
+    /// When its rules may be read again.
+    rules_due: Instant,
+    /// Someone waits for that.
+    rules_wanted: bool,
 }
 
 /// Requests in one netns, opened when first needed.
@@ -196,6 +203,7 @@ impl Worker {
                 }
             }
             self.answer_all();
+            self.read_rules();
             self.keep_up(addresses_changed);
         }
     }
@@ -214,6 +222,10 @@ impl Worker {
         ]
         .into_iter()
         .map(|(last, every)| every.saturating_sub(last.elapsed()))
+        .chain(self.watched.values().filter_map(|watched| {
+            let due = watched.rules_wanted.then_some(watched.rules_due)?;
+            Some(due.saturating_duration_since(Instant::now()))
+        }))
         .min()
         .map_or(SCAN_EVERY, |rest| rest + Duration::from_millis(1))
     }
@@ -330,6 +342,8 @@ impl Worker {
                 connecting: BTreeMap::new(),
                 followed: Followed::new(self.serial, counters::proofs_of(&counters)),
                 counters,
+                rules_due: Instant::now(),
+                rules_wanted: false,
             },
         );
         self.shared.state().namespaces.insert(
@@ -554,6 +568,7 @@ impl Worker {
         if searched {
             self.scan(true);
         }
+        asked.retain(|question| !self.put_off(question));
         asked.sort_by_key(netns_of);
         let mut visited = None;
         let mut visit = Visit::default();
@@ -578,6 +593,48 @@ impl Worker {
                 self.answer(&mut visit, &question)
             };
             self.shared.answer(question, reply);
+        }
+        self.go_home();
+    }
+
+    /// Puts a question off until the rules may be read again.
+    fn put_off(&mut self, question: &Question) -> bool {
+        let Question::Rulesets { netns } = question else {
+            return false;
+        };
+        let watched = self.watched.get_mut(netns);
+        watched.is_some_and(|watched| {
+            watched.rules_wanted = true;
+            true
+        })
+    }
+
+    /// Reads rules where someone waits for them and they are due.
+    fn read_rules(&mut self) {
+        let now = Instant::now();
+        let due: Vec<u32> = self
+            .watched
+            .iter()
+            .filter(|(_, watched)| watched.rules_wanted && watched.rules_due <= now)
+            .map(|(netns, _)| *netns)
+            .collect();
+        if due.is_empty() {
+            return;
+        }
+        for netns in due {
+            let reply = self.visit(netns).map_err(words).map(|_| rulesets::read());
+            let took = reply.as_ref().map_or(Duration::ZERO, |(_, took)| *took);
+            if let Some(watched) = self.watched.get_mut(&netns) {
+                watched.rules_wanted = false;
+                watched.rules_due = Instant::now() + RULES_EVERY.max(took * RULES_PART);
+            }
+            let reply = reply.map(|(reading, _)| {
+                if let Some(known) = self.shared.state().namespaces.get_mut(&netns) {
+                    known.rules.read(reading);
+                }
+                Answer::Read
+            });
+            self.shared.answer(Question::Rulesets { netns }, reply);
         }
         self.go_home();
     }
@@ -662,8 +719,10 @@ impl Worker {
             Question::NeighbourTable { family, .. } => links::neighbour_table(visit.route()?, *family)
                 .map(Answer::NeighbourTable)
                 .map_err(words),
+            Question::Queues { .. } => rulesets::queues().map(Answer::Queues).map_err(words),
             Question::Sysctl { path, .. } => sysctls::read(path).map(Answer::Sysctl),
             Question::Netns(netns) => self.present(*netns),
+            Question::Rulesets { .. } => Err("read at another time".to_owned()),
             Question::Process { .. } => Err("asked of the wrong thread".to_owned()),
         }
     }
@@ -850,6 +909,8 @@ const fn netns_of(question: &Question) -> u32 {
         | Question::Conntrack { netns }
         | Question::Link { netns, .. }
         | Question::NeighbourTable { netns, .. }
+        | Question::Queues { netns }
+        | Question::Rulesets { netns }
         | Question::Sysctl { netns, .. } => *netns,
     }
 }

@@ -73,6 +73,10 @@ pub enum Need {
     IpvsServices,
     /// [`Facts::conntrack`].
     Conntrack,
+    /// [`Facts::rules`]: the rules that can have ended the packet.
+    Rules,
+    /// [`Facts::queues`].
+    Queues,
     /// [`Facts::link`]: the device that the packet is on.
     Link,
     /// [`Facts::neighbour_table`].

@@ -8,6 +8,8 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Rules;
+
 /// All that a rule may know beyond the event. What could not be had is absent,
 /// with the reason in `missing` under the field's name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,6 +53,12 @@ pub struct Facts {
     /// Fill of the table of neighbours of the packet's family.
     #[serde(default)]
     pub neighbour_table: Option<NeighbourTable>,
+    /// What the rulesets of the netns tell of the packet's end.
+    #[serde(default)]
+    pub rules: Option<Rules>,
+    /// Queues of the netns to which rules give packets (NFQUEUE).
+    #[serde(default)]
+    pub queues: Option<Vec<NfQueue>>,
     /// Kernel's ticks per second.
     pub hz: Option<u32>,
     /// What could not be had: field → reason.
@@ -258,4 +266,19 @@ pub struct NeighbourTable {
     pub limit: u32,
     /// How often an entry was refused since boot, for being too many (`table_fulls`).
     pub refused: Option<u64>,
+}
+
+/// A queue that a program reads packets from, as `/proc/net/netfilter/nfnetlink_queue` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NfQueue {
+    /// Its number.
+    pub number: u16,
+    /// Netlink port id of the program.
+    pub port_id: u32,
+    /// Packets that wait for a verdict.
+    pub waiting: u32,
+    /// Packets dropped since the queue was full.
+    pub dropped: u64,
+    /// Packets dropped since the program's socket buffer was full.
+    pub user_dropped: u64,
 }

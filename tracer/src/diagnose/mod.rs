@@ -7,6 +7,7 @@ mod catalogue;
 pub mod causes;
 mod event;
 mod facts;
+mod netfilter;
 pub mod reasons;
 mod reconcile;
 mod record;
@@ -19,8 +20,9 @@ pub use catalogue::{
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
     Action, AddressHolder, BpfProgram, ConntrackUsage, Facts, Filter, IpvsDestination, IpvsService, Link,
-    Listener, NeighbourTable, Owner, Qdisc, RouteAnswer, Side, Xdp,
+    Listener, NeighbourTable, NfQueue, Owner, Qdisc, RouteAnswer, Side, Xdp,
 };
+pub use netfilter::{BaseChain, Ending, HookPoint, HookPoints, Rule, RuleEnd, Rules};
 pub use reconcile::{
     Moved, PROOFS, Proof, Reconciled, Tallied, WITNESSES, Witness, counter_names, perhaps, reconcile,
 };

@@ -134,6 +134,8 @@ pub const HOOKS: &[Hook] = &[
             all("kernel-reason"),
             all("unknown"),
             all("netfilter-rule"),
+            all("netfilter-reject"),
+            all("nfqueue"),
             all("no-socket"),
             all("vip-no-service"),
             all("no-route"),
@@ -466,7 +468,7 @@ pub const HOOKS: &[Hook] = &[
         target: Target::Function(&["nf_send_reset"], Phases::Entry),
         module: Some("nf_reject_ipv4"),
         needs: &["arg_nf_send_reset_skb"],
-        serves: &[part("netfilter-rule", "verdict: rejected with RST, IPv4")],
+        serves: &[part("netfilter-reject", "answered with RST, IPv4")],
         price: "once for each packet so rejected",
         ..ROW
     },
@@ -475,7 +477,7 @@ pub const HOOKS: &[Hook] = &[
         doc: "a rule answers a packet with an ICMP error",
         target: Target::Function(&["nf_send_unreach"], Phases::Entry),
         module: Some("nf_reject_ipv4"),
-        serves: &[part("netfilter-rule", "verdict: rejected with ICMP error, IPv4")],
+        serves: &[part("netfilter-reject", "answered with ICMP error, IPv4")],
         price: "once for each packet so rejected",
         ..ROW
     },
@@ -485,7 +487,7 @@ pub const HOOKS: &[Hook] = &[
         target: Target::Function(&["nf_send_reset6"], Phases::Entry),
         module: Some("nf_reject_ipv6"),
         needs: &["arg_nf_send_reset6_skb"],
-        serves: &[part("netfilter-rule", "verdict: rejected with RST, IPv6")],
+        serves: &[part("netfilter-reject", "answered with RST, IPv6")],
         price: "once for each packet so rejected",
         ..ROW
     },
@@ -494,10 +496,7 @@ pub const HOOKS: &[Hook] = &[
         doc: "a rule answers a packet with an ICMPv6 error",
         target: Target::Function(&["nf_send_unreach6"], Phases::Entry),
         module: Some("nf_reject_ipv6"),
-        serves: &[part(
-            "netfilter-rule",
-            "verdict: rejected with ICMPv6 error, IPv6",
-        )],
+        serves: &[part("netfilter-reject", "answered with ICMPv6 error, IPv6")],
         price: "once for each packet so rejected",
         ..ROW
     },

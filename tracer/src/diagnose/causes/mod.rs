@@ -24,7 +24,10 @@ mod martian_source;
 mod neigh_failed;
 mod neigh_queue_full;
 mod neigh_table_full;
+mod netfilter;
+mod netfilter_reject;
 mod netfilter_rule;
+mod nfqueue;
 mod no_route;
 mod no_socket;
 mod not_forwarding;
@@ -102,6 +105,7 @@ pub(super) static ALL: &[&Cause] = &[
     &not_forwarding::CAUSE,
     &blackhole_route::CAUSE,
     &no_route::CAUSE,
+    &netfilter_reject::CAUSE,
     &netfilter_rule::CAUSE,
     // Devices, queues, programs.
     &qdisc_policy::CAUSE,
@@ -115,6 +119,7 @@ pub(super) static ALL: &[&Cause] = &[
     &bad_header::CAUSE,
     &fragment_reassembly::CAUSE,
     &xfrm_policy::CAUSE,
+    &nfqueue::CAUSE,
     &benign::DUPLICATE_DATA,
     &benign::SEGMENT_AFTER_FIN,
     &benign::ICMP_HANDLED,

@@ -2,7 +2,7 @@
 
 use droptrace_common::Site;
 
-use super::{bad_header, checksum_error, netfilter_rule};
+use super::{bad_header, checksum_error, netfilter};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The evidence of a cause that knows no more than the kernel says.
@@ -98,7 +98,7 @@ pub(super) fn find(event: &RawEvent, facts: &Facts) -> Finding {
 fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = find(event, facts);
     let signature = Signature::of_event(event, facts);
-    let doubt = netfilter_rule::doubt(&signature).or_else(|| {
+    let doubt = netfilter::doubt(&signature).or_else(|| {
         let overflow = signature.site == Site::Free && signature.because(&["TCP_LISTEN_OVERFLOW"]);
         overflow.then_some(
             "the kernel gives this reason for every last ACK of a handshake that a listener refuses, whether its queue is full or not",
