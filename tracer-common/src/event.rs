@@ -163,6 +163,30 @@ numbered! {
         TcpOutOfWindow = 40 => "tcp_validate_incoming:out-of-window",
         /// `tcp_validate_incoming` answered a RST or SYN by a challenge ACK (kernels whose free is not traced).
         TcpChallengeAck = 41 => "tcp_validate_incoming:challenge-ack",
+        /// `nf_ct_l4proto_log_invalid`, `nf_l4proto_log_invalid`: conntrack called the packet INVALID.
+        ConntrackInvalid = 42 => "nf_ct_l4proto_log_invalid",
+        /// The same, where NAT translates the connection.
+        ConntrackInvalidNat = 43 => "nf_ct_l4proto_log_invalid:nat",
+        /// The same, and it was answered by RST since no socket was there for it (kernels without drop reasons).
+        ConntrackInvalidReset = 44 => "nf_ct_l4proto_log_invalid:reset",
+        /// `nf_ct_helper_log`: a conntrack helper drops the packet.
+        ConntrackHelper = 45 => "nf_ct_helper_log",
+        /// A free of a packet on its way through a bridge that passes it to the hooks of IP (`br_netfilter`).
+        BridgeNetfilter = 46 => "br_netfilter",
+    }
+}
+
+impl Site {
+    /// Whether a hint with this site says something only together with the place of the free, which its count key then has.
+    pub const fn needs_place(self) -> bool {
+        matches!(
+            self,
+            Self::PortUnreachable
+                | Self::ConntrackInvalid
+                | Self::ConntrackInvalidNat
+                | Self::ConntrackInvalidReset
+                | Self::BridgeNetfilter
+        )
     }
 }
 
@@ -300,6 +324,22 @@ numbered! {
         Mtu = 79 => "mtu",
         /// Bytes that the socket has room for from [`FieldId::ExpectedSequence`] on: `tcp_receive_window`.
         ReceiveWindow = 90 => "receive_window",
+        /// Conntrack entry of the packet: original source, first half.
+        EntryOrigSrcHi = 100 => "entry_orig_src_hi",
+        /// See [`FieldId::EntryOrigSrcHi`].
+        EntryOrigSrcLo = 101 => "entry_orig_src_lo",
+        /// See [`FieldId::EntryOrigSrcHi`].
+        EntryOrigDstHi = 102 => "entry_orig_dst_hi",
+        /// See [`FieldId::EntryOrigSrcHi`].
+        EntryOrigDstLo = 103 => "entry_orig_dst_lo",
+        /// Original ports of the entry, as of [`FieldId::LoserOrigPorts`].
+        EntryOrigPorts = 104 => "entry_orig_ports",
+        /// `nf_conn.status` of the entry: see [`ct_status`].
+        EntryStatus = 105 => "entry_status",
+        /// TCP state of the entry, where it is TCP.
+        EntryTcpState = 106 => "entry_tcp_state",
+        /// Eight bytes of the kernel's own words for it, the first one lowest; the field repeats.
+        Words = 107 => "words",
     }
 }
 
@@ -390,6 +430,8 @@ pub mod ct_status {
     pub const ASSURED: u64 = 1 << 2;
     /// In the table.
     pub const CONFIRMED: u64 = 1 << 3;
+    /// NAT translates source or destination.
+    pub const NAT: u64 = 1 << 4 | 1 << 5;
     /// Being removed.
     pub const DYING: u64 = 1 << 9;
 }

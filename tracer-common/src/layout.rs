@@ -93,6 +93,8 @@ layout! {
     /// Three bits.
     skb_pkt_type = Bit("sk_buff", "pkt_type");
     skb_ipvs_property = Bit("sk_buff", "ipvs_property");
+    skb_active_extensions = Member("sk_buff", "active_extensions");
+    skb_ext_bridge_nf = Enumerator("skb_ext_id", "SKB_EXT_BRIDGE_NF");
     skb_shared_gso_segs = Member("skb_shared_info", "gso_segs");
 
     // Where the netns is found.
@@ -178,6 +180,7 @@ layout! {
     tuple_dst_port = Member("nf_conntrack_tuple", "dst.u");
     tuple_protonum = Member("nf_conntrack_tuple", "dst.protonum");
     tuple_dir = Member("nf_conntrack_tuple", "dst.dir");
+    va_format_fmt = Member("va_format", "fmt");
 
     // Neighbour.
     neigh_primary_key = Member("neighbour", "primary_key");
@@ -253,6 +256,10 @@ layout! {
     // Module nf_reject_ipv4: not IPVS, but known as late.
     arg_nf_send_reset_skb = Parameter("nf_send_reset", "oldskb");
     arg_nf_send_reset6_skb = Parameter("nf_send_reset6", "oldskb");
+    // Module nf_conntrack.
+    arg_entry_invalid_fmt = Parameter("nf_ct_l4proto_log_invalid", "fmt");
+    arg_invalid_fmt = Parameter("nf_l4proto_log_invalid", "fmt");
+    arg_helper_log_fmt = Parameter("nf_ct_helper_log", "fmt");
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     args::{Entry, Exit},
     emit::{self, Fields},
     hint,
-    kernel::{self, layout, member, offset},
+    kernel::{self, has, ipvs_layout, layout, member, offset},
     packet::{self, Tuple},
     scratch::{self, Function},
 };
@@ -135,6 +135,120 @@ fn push_tuple(fields: &mut Fields<'_>, entry: u64, direction: u64, ids: [FieldId
     let sport = u64::from(u16::from_be(member(tuple, layout!(tuple_src_port))));
     let dport = u64::from(u16::from_be(member(tuple, layout!(tuple_dst_port))));
     fields.push(ids[4], sport << 16 | dport);
+}
+
+/// `nf_ct_l4proto_log_invalid(skb, ct, [state,] fmt, …)`, net/netfilter/nf_conntrack_proto.c, 5.10 - 7.3: the packet does
+/// not fit its connection. Called whether `nf_conntrack_log_invalid` is set or not. The packet goes on, mostly without its
+/// entry: then it is INVALID.
+#[inline(always)]
+pub(crate) fn entry_invalid_entry(ctx: &impl Entry) {
+    let Some(layout) = kernel::ipvs() else { return };
+    let format = ipvs_layout!(layout, arg_entry_invalid_fmt);
+    if !has(format) {
+        return;
+    }
+    let (skb, entry) = (ctx.argument(0), ctx.argument(1));
+    let status: u64 = member(entry, layout!(ct_status));
+    let site = if status & ct_status::NAT == 0 {
+        Site::ConntrackInvalid
+    } else {
+        Site::ConntrackInvalidNat
+    };
+    let words = words(ctx, format);
+    hint::leave(skb, site, 0, 0, packet::first_bytes(skb), |fields| {
+        push_words(fields, words);
+        push_entry(fields, entry, status);
+    });
+}
+
+/// `nf_l4proto_log_invalid(skb, …, fmt, …)`, in the same file: the packet fits no connection, or the above goes on to log.
+#[inline(always)]
+pub(crate) fn invalid_entry(ctx: &impl Entry) {
+    let Some(layout) = kernel::ipvs() else { return };
+    let format = ipvs_layout!(layout, arg_invalid_fmt);
+    let skb = ctx.argument(0);
+    let before = packet::first_bytes(skb);
+    if !has(format) || hint::is_of(skb, before) {
+        return;
+    }
+    let words = words(ctx, format);
+    hint::leave(skb, Site::ConntrackInvalid, 0, 0, before, |fields| {
+        push_words(fields, words);
+    });
+}
+
+/// `nf_ct_helper_log(skb, ct, fmt, …)`, net/netfilter/nf_conntrack_helper.c, 5.10 - 7.3: a helper drops the packet.
+#[inline(always)]
+pub(crate) fn helper_log_entry(ctx: &impl Entry) {
+    let Some(layout) = kernel::ipvs() else { return };
+    let format = ipvs_layout!(layout, arg_helper_log_fmt);
+    if !has(format) {
+        return;
+    }
+    let (skb, entry) = (ctx.argument(0), ctx.argument(1));
+    let words = words(ctx, format);
+    hint::leave(skb, Site::ConntrackHelper, 0, 0, 0, |fields| {
+        push_words(fields, words);
+        push_entry(fields, entry, member(entry, layout!(ct_status)));
+    });
+}
+
+/// Where the kernel's words are: the format, whose index this is, or what it refers to where that is all of it.
+#[inline(always)]
+fn words(ctx: &impl Entry, index: u32) -> u64 {
+    // All at constant indices: from one to be chosen the compiler would make an access at a computed offset.
+    let [second, third, fourth, fifth] = [ctx.argument(2), ctx.argument(3), ctx.argument(4), ctx.argument(5)];
+    let (format, argument) = match index {
+        2 => (second, third),
+        3 => (third, fourth),
+        4 => (fourth, fifth),
+        _ => return 0,
+    };
+    const TEXT: u32 = u32::from_le_bytes(*b"%s\0\0");
+    const FORMAT: u32 = u32::from_le_bytes(*b"%pV\0");
+    let head: u32 = kernel::read(format);
+    if head & 0xff_ffff == TEXT {
+        argument
+    } else if head == FORMAT {
+        member(argument, layout!(va_format_fmt))
+    } else {
+        format
+    }
+}
+
+/// The words, as far as they fit; what follows them in the kernel's memory is cut off by who reads them.
+#[inline(always)]
+fn push_words(fields: &mut Fields<'_>, words: u64) {
+    fields.push(FieldId::Words, kernel::read(words));
+    fields.push(FieldId::Words, kernel::read(words + 8));
+    fields.push(FieldId::Words, kernel::read(words + 16));
+    fields.push(FieldId::Words, kernel::read(words + 24));
+    fields.push(FieldId::Words, kernel::read(words + 32));
+    fields.push(FieldId::Words, kernel::read(words + 40));
+    fields.push(FieldId::Words, kernel::read(words + 48));
+    fields.push(FieldId::Words, kernel::read(words + 56));
+}
+
+/// What the packet's entry is.
+#[inline(always)]
+fn push_entry(fields: &mut Fields<'_>, entry: u64, status: u64) {
+    push_tuple(
+        fields,
+        entry,
+        0,
+        [
+            FieldId::EntryOrigSrcHi,
+            FieldId::EntryOrigSrcLo,
+            FieldId::EntryOrigDstHi,
+            FieldId::EntryOrigDstLo,
+            FieldId::EntryOrigPorts,
+        ],
+    );
+    fields.push(FieldId::EntryStatus, status);
+    fields.push(
+        FieldId::EntryTcpState,
+        u64::from(member::<u8>(entry, layout!(ct_tcp_state))),
+    );
 }
 
 /// `early_drop(net, hash)`: the table is full, and an entry is looked for that may be evicted.

@@ -7,7 +7,7 @@ use crate::{
     emit::{self, Fields},
     kernel,
     maps::{HINTS, MARKS},
-    packet::Tuple,
+    packet::{self, Tuple},
 };
 
 /// Fields that a hint can carry.
@@ -25,8 +25,8 @@ const MARK_STALE_NS: u64 = 20_000_000;
 #[derive(Clone, Copy)]
 pub(crate) struct Hint {
     pub(crate) ktime_ns: u64,
-    /// To compare with at the free: IPReversePathFilter ([`Site::MartianSource`]), or the address of the packet's
-    /// conntrack entry ([`Site::ConntrackClash`]).
+    /// To compare with at the free: IPReversePathFilter ([`Site::MartianSource`]), the address of the packet's
+    /// conntrack entry ([`Site::ConntrackClash`]), or its first bytes ([`goes_on`]).
     pub(crate) before: u64,
     pub(crate) netns: u32,
     pub(crate) bits: u32,
@@ -66,13 +66,13 @@ pub(crate) fn leave(
     hint.site = site as u16;
     // SAFETY: only asks whether there is one.
     let fresh = unsafe { HINTS.get(skb) }.is_none();
-    if HINTS.insert(skb, &*hint, 0).is_ok() && fresh {
+    if HINTS.insert(skb, &*hint, 0).is_ok() && fresh && !goes_on(site as u16) {
         emit::tally(Tally::HintsLeft);
     }
     emit::release(buffer);
 }
 
-/// Whether a hint waits for this packet; one that no free consumed is of an earlier packet.
+/// Whether a hint waits for this packet that tells of its end; one that no free consumed is of an earlier packet.
 #[inline(always)]
 pub(crate) fn waits(skb: u64) -> bool {
     // SAFETY: an entry of an LRU map may be reused by another CPU while we read it; it stays mapped.
@@ -80,7 +80,37 @@ pub(crate) fn waits(skb: u64) -> bool {
         return false;
     };
     // SAFETY: no precondition.
-    unsafe { bpf_ktime_get_ns() }.wrapping_sub(hint.ktime_ns) < STALE_NS
+    let age = unsafe { bpf_ktime_get_ns() }.wrapping_sub(hint.ktime_ns);
+    age < STALE_NS && !goes_on(hint.site)
+}
+
+/// Whether the hint that waits for this packet was left for one with these first bytes.
+#[inline(always)]
+pub(crate) fn is_of(skb: u64, before: u64) -> bool {
+    // SAFETY: as in `waits`.
+    unsafe { HINTS.get(skb) }.is_some_and(|hint| goes_on(hint.site) && hint.before == before)
+}
+
+/// Turns the hint of one site that waits for this packet into that of another; false where none does.
+#[inline(always)]
+pub(crate) fn turn(skb: u64, from: Site, into: Site) -> bool {
+    let Some(hint) = HINTS.get_ptr_mut(skb) else {
+        return false;
+    };
+    // SAFETY: an entry of an LRU map may be reused by another CPU while we use it; it stays mapped.
+    let hint = unsafe { &mut *hint };
+    let turned = hint.site == from as u16 && hint.before == packet::first_bytes(skb);
+    if turned {
+        hint.site = into as u16;
+    }
+    turned
+}
+
+/// Whether a packet goes on after the hook that leaves a hint with this site, and may end as it likes, or not at all. Such
+/// a hint tells of a packet without a conntrack entry, and is no orphan where no free consumes it.
+#[inline(always)]
+pub(crate) const fn goes_on(site: u16) -> bool {
+    site >= Site::ConntrackInvalid as u16 && site <= Site::ConntrackInvalidReset as u16
 }
 
 /// Takes what a hint or a mark tells of a packet with this conntrack entry that is being freed. Where neither tells
@@ -91,7 +121,7 @@ pub(crate) fn take(into: &mut Hint, skb: u64, entry: u64, tuple: &Tuple, now: u6
     // SAFETY: an entry of an LRU map may be reused by another CPU while we read it; it stays mapped.
     if let Some(hint) = unsafe { HINTS.get(skb) } {
         kernel::copy(into, hint);
-        judge(into, entry, now);
+        judge(into, skb, entry, now);
         // Whatever it was worth: the address is free for another packet now.
         let _ = HINTS.remove(skb);
     }
@@ -111,7 +141,14 @@ fn forget(hint: &mut Hint) {
 /// Forgets a hint that is of another packet, or may be: for a netfilter verdict, which was seen too long ago to be sure
 /// that it was this packet's, the bit is left.
 #[inline(always)]
-fn judge(hint: &mut Hint, entry: u64, now: u64) {
+fn judge(hint: &mut Hint, skb: u64, entry: u64, now: u64) {
+    if goes_on(hint.site) {
+        let age = now.wrapping_sub(hint.ktime_ns);
+        if entry != 0 || age >= STALE_NS || hint.before != packet::first_bytes(skb) {
+            forget(hint);
+        }
+        return;
+    }
     let age = now.wrapping_sub(hint.ktime_ns);
     let clash = hint.site == Site::ConntrackClash as u16;
     // NF_DROP leaves the packet its entry (`nf_ct_resolve_clash`, net/netfilter/nf_conntrack_core.c, 5.10 - 7.3): with
@@ -141,6 +178,7 @@ const fn is_verdict(site: u16) -> bool {
         || site == Site::IpvsReuseDropped as u16
         || site == Site::IpvsDestinationGone as u16
         || site == Site::NetfilterReject as u16
+        || site == Site::ConntrackHelper as u16
 }
 
 /// Leaves a mark on this CPU.

@@ -159,6 +159,9 @@ at_exit! {
 in_module! {
     nf_ct_resolve_clash_kprobe => |ctx| conntrack::resolve_clash_entry(ctx);
     early_drop_kprobe => |ctx| conntrack::early_drop_entry(ctx);
+    nf_ct_l4proto_log_invalid_kprobe => |ctx| conntrack::entry_invalid_entry(ctx);
+    nf_l4proto_log_invalid_kprobe => |ctx| conntrack::invalid_entry(ctx);
+    nf_ct_helper_log_kprobe => |ctx| conntrack::helper_log_entry(ctx);
     ip_vs_leave_kprobe => |ctx| ipvs::leave_entry(ctx);
     ip_vs_conn_expire_now_kprobe => |ctx| ipvs::expire_now_entry(ctx);
     ip_vs_in_kprobe => |ctx| ipvs::in_entry(ctx);

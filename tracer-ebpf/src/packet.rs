@@ -101,6 +101,13 @@ pub(crate) fn extent(skb: u64) -> Extent {
     }
 }
 
+/// The first eight bytes behind the network header: of TCP the ports and the sequence number.
+#[inline(always)]
+pub(crate) fn first_bytes(skb: u64) -> u64 {
+    let head: u64 = member(skb, layout!(skb_head));
+    read(head + u64::from(member::<u16>(skb, layout!(skb_transport_header))))
+}
+
 /// `::ffff:a.b.c.d`.
 #[inline(always)]
 pub(crate) const fn mapped(v4: [u8; 4]) -> Address {

@@ -23,6 +23,10 @@ const ICMPV6_TIME_EXCEEDED: (u64, u64) = (3, 0);
 pub(crate) fn send_reset_entry(ctx: &impl Entry) {
     if ctx.argument(layout!(arg_send_reset_sk)) == 0 {
         let skb = ctx.argument(layout!(arg_send_reset_skb));
+        // NAT would have sent it elsewhere.
+        if hint::turn(skb, Site::ConntrackInvalidNat, Site::ConntrackInvalidReset) {
+            return;
+        }
         hint::leave(skb, Site::ResetWithoutSocket, 0, 0, 0, |_| {});
     }
 }

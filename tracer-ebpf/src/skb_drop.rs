@@ -132,8 +132,12 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
 
     hint::take(&mut buffer.hint, skb, ct, &buffer.work.tuple, now);
+    let verdict = !has_reason || reason == layout!(reason_netfilter_drop);
+    if buffer.hint.site == Site::Free as u16 && verdict && bridged(skb) {
+        buffer.hint.site = Site::BridgeNetfilter as u16;
+    }
     let site = Site::from_number(buffer.hint.site).unwrap_or(Site::Free);
-    let hinted = site != Site::Free;
+    let hinted = site != Site::Free && site != Site::BridgeNetfilter;
     let netns = if hinted && buffer.hint.netns != 0 {
         buffer.hint.netns
     } else {
@@ -181,7 +185,7 @@ fn examine(ctx: &RawTracePointContext) -> bool {
             found,
             netns
         );
-        let told = hinted && site != Site::PortUnreachable;
+        let told = hinted && !site.needs_place();
         let key_location = if told { 0 } else { location };
         if emit::count(buffer, &drop, key_location) {
             let [rx_sk, sk, refdst] =
@@ -202,7 +206,7 @@ fn examine(ctx: &RawTracePointContext) -> bool {
                 reason == layout!(reason_paws),
             );
             let mut fields = FREE_FIELDS;
-            if !has_reason || reason == layout!(reason_netfilter_drop) {
+            if verdict {
                 emit::take_frames(ctx, buffer);
                 fields = HINT_AT;
             } else if hinted {
@@ -217,6 +221,14 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     }
     emit::release(buffer);
     true
+}
+
+/// Whether the packet is on its way through a bridge that asks the hooks of IP: it then has what `br_netfilter` remembers of
+/// it (`struct nf_bridge_info`, net/bridge/br_netfilter_hooks.c, 5.10 - 7.3).
+#[inline(always)]
+fn bridged(skb: u64) -> bool {
+    let extension = layout!(skb_ext_bridge_nf);
+    kernel::has(extension) && member::<u8>(skb, layout!(skb_active_extensions)) & 1 << (extension & 7) != 0
 }
 
 /// Index of the device that the packet is on, came by, or is to leave by. `skb->dev` shares its place with other

@@ -1,7 +1,7 @@
 //! Connection tracking: clashes, exhausted ports, a full table.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Barrier},
     thread,
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use crate::{
     Netns, Outcome, Result, Scenario, Test, Tun,
     counters::grown,
     netns::{Restore, modprobe},
-    packet::{ACK, Client, SYN, Segment, udp},
+    packet::{ACK, Client, Packet, SYN, Segment, udp},
     sockets::{accept, listen, wait_until},
 };
 
@@ -34,6 +34,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("conntrack-nat-exhausted-v6", |t| exhausted(t, V6)),
     Scenario::new("conntrack-clash-resolved-dns-v4", |t| dns(t, V4)).alone(),
     Scenario::new("conntrack-clash-resolved-dns-v6", |t| dns(t, V6)).alone(),
+    Scenario::new("conntrack-invalid-rule-v4", |t| invalid_by_rule(t, V4)),
+    Scenario::new("conntrack-invalid-rule-v6", |t| invalid_by_rule(t, V6)),
+    Scenario::new("conntrack-invalid-reset-v4", |t| invalid_reset(t, V4)),
+    Scenario::new("conntrack-invalid-reset-v6", |t| invalid_reset(t, V6)),
+    Scenario::new("conntrack-invalid-checksum", invalid_checksum),
+    Scenario::new("conntrack-helper-v4", |t| helper(t, V4)).alone(),
+    Scenario::new("conntrack-helper-v6", |t| helper(t, V6)).alone(),
     Scenario::new("conntrack-table-full-v4", |t| table_full(t, V4)).alone(),
     Scenario::new("conntrack-table-full-v6", |t| table_full(t, V6)).alone(),
 ];
@@ -328,6 +335,199 @@ fn dns(t: &Test, family: IpFamily) -> Result<Outcome> {
     t.expect(&[])?;
     Ok(Outcome::Passed(format!(
         "clash_resolve grew by {resolved} in {attempts} pairs, all {all} queries arrived, no loss"
+    )))
+}
+
+/// Half of the sequence numbers further on: out of any window.
+const FAR: u32 = 0x4000_0000;
+const INVALID: u64 = 4;
+
+/// Waits until conntrack called that many packets INVALID.
+fn called_invalid(netns: &Netns, before: &Counters) -> Result<()> {
+    wait_until("INVALID packets", || {
+        Ok(grown(netns, before, "conntrack:invalid")? >= INVALID)
+    })?;
+    let invalid = grown(netns, before, "conntrack:invalid")?;
+    ensure!(invalid == INVALID, "invalid grew by {invalid}, not {INVALID}");
+    Ok(())
+}
+
+/// Segments out of the window of a connection to this host, which a rule drops.
+fn invalid_by_rule(t: &Test, family: IpFamily) -> Result<Outcome> {
+    modprobe("nf_conntrack")?;
+    let wire = Wire::new(t, family)?;
+    wire.netns.nft(
+        "table inet t { chain in { type filter hook input priority 0; ct state invalid counter drop; }\n}",
+    )?;
+    t.attached(&["nf_ct_l4proto_log_invalid"])?;
+    let _listener = listen(&wire.netns, wire.address(80), 5)?;
+    let mut client = Client::new(wire.peer(5000), wire.address(80), 1000, None);
+    client.connect(&wire.tun)?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..INVALID as u32 {
+        let mut segment = client.segment(ACK, b"late");
+        segment.sequence = client.sequence.wrapping_add(FAR + number);
+        wire.tun.send(&segment.bytes()?)?;
+    }
+    called_invalid(&wire.netns, &before)?;
+    t.expect(&[Expected::dropped(&wire.netns, "conntrack-invalid", INVALID)])?;
+    if let Some(seen) = t.drop(&wire.netns, "conntrack-invalid")? {
+        let why = seen.0.evidence["why"].as_str().unwrap_or_default().to_owned();
+        ensure!(why.contains("SEQ"), "why is {why}: {seen}");
+        seen.goes(wire.peer(5000), wire.address(80))?
+            .evidence("outcome", "rule")?
+            .evidence(
+                "connection",
+                format!("{} > {}", wire.peer(5000), wire.address(80)),
+            )?
+            .evidence("nat", false)?
+            .evidence("hook_point", "input")?
+            .evidence("chain", "in")?
+            .remedy_says("be_liberal")?;
+    }
+    Ok(Outcome::Passed(format!("invalid and droptrace: {INVALID}")))
+}
+
+/// Answers out of the window of a connection whose source NAT translates: they stay here, and are answered by RST.
+fn invalid_reset(t: &Test, family: IpFamily) -> Result<Outcome> {
+    let router = Router::new(t, family)?;
+    let nat = t.at(family, 1, 1, 5000);
+    router.translate_source(&nat.ip().to_string())?;
+    t.attached(&["nf_ct_l4proto_log_invalid"])?;
+    let (inner, server) = (t.at(family, 0, 2, 5000), t.at(family, 1, 9, 8080));
+    let mut client = Client::new(inner, server, 1000, None);
+    router.inside.send(&client.segment(SYN, &[]).bytes()?)?;
+    router
+        .outside
+        .receive("the SYN", |packet| packet.goes(nat, server) && packet.has(SYN))?;
+    let mut peer = Client::new(server, nat, 9000, None);
+    peer.expected = 1001;
+    peer.send(&router.outside, SYN | ACK, &[])?;
+    client.take(&router.inside, SYN | ACK)?;
+    client.sequence += 1;
+    client.send(&router.inside, ACK, &[])?;
+    router
+        .outside
+        .receive("the ACK", |packet| packet.goes(nat, server) && !packet.has(SYN))?;
+    let before = Counters::read(&router.netns)?;
+    for number in 0..INVALID as u32 {
+        let mut segment = peer.segment(ACK, b"late");
+        segment.sequence = peer.sequence.wrapping_add(FAR + number);
+        router.outside.send(&segment.bytes()?)?;
+    }
+    wait_until("RSTs", || {
+        Ok(grown(&router.netns, &before, "TcpOutRsts")? >= INVALID)
+    })?;
+    let resets = grown(&router.netns, &before, "TcpOutRsts")?;
+    ensure!(resets == INVALID, "TcpOutRsts grew by {resets}, not {INVALID}");
+    // The RSTs are out of the window, too, and may be INVALID themselves.
+    let invalid = grown(&router.netns, &before, "conntrack:invalid")?;
+    ensure!(
+        invalid == INVALID || invalid == 2 * INVALID,
+        "invalid grew by {invalid}"
+    );
+    t.expect(&[Expected::rejected(&router.netns, "conntrack-invalid", INVALID)])?;
+    if let Some(seen) = t.drop(&router.netns, "conntrack-invalid")? {
+        seen.goes(server, nat)?
+            .evidence("outcome", "reset")?
+            .evidence("connection", format!("{inner} > {server}"))?
+            .evidence("nat", true)?
+            .has_evidence("why")?
+            .remedy_says("--ctstate INVALID -j DROP")?;
+    }
+    Ok(Outcome::Passed(format!(
+        "invalid: {invalid}, TcpOutRsts and droptrace: {INVALID}"
+    )))
+}
+
+/// SYNs with a damaged checksum, which the policy of a chain drops.
+fn invalid_checksum(t: &Test) -> Result<Outcome> {
+    modprobe("nf_conntrack")?;
+    let wire = Wire::new(t, V4)?;
+    wire.netns.nft(
+        "table ip t { chain in { type filter hook input priority 0; policy drop; \
+         ct state new,established counter accept; }\n}",
+    )?;
+    t.attached(&["nf_l4proto_log_invalid"])?;
+    let before = Counters::read(&wire.netns)?;
+    for number in 0..INVALID as u16 {
+        let mut bytes = Segment::syn(wire.peer(5000 + number), wire.address(80), 1).bytes()?;
+        // The checksum behind the IPv4 header.
+        bytes[20 + 16] ^= 0x55;
+        wire.tun.send(&bytes)?;
+    }
+    called_invalid(&wire.netns, &before)?;
+    t.expect(&[Expected::dropped(&wire.netns, "conntrack-invalid", INVALID)])?;
+    if let Some(seen) = t.drop(&wire.netns, "conntrack-invalid")? {
+        seen.evidence("outcome", "rule")?
+            .evidence("why", "bad checksum")?
+            .evidence("connection", serde_json::Value::Null)?
+            .evidence("told_by", "elimination")?
+            .remedy_says("nf_conntrack_checksum")?;
+    }
+    Ok(Outcome::Passed(format!("invalid and droptrace: {INVALID}")))
+}
+
+/// Announcements of FTP data connections that find no room for an expectation.
+fn helper(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const MAX: &str = "net.netfilter.nf_conntrack_expect_max";
+    const CLIENTS: u64 = 4;
+    let announces = |packet: &Packet| packet.data.starts_with(b"PORT") || packet.data.starts_with(b"EPRT");
+    modprobe("nf_conntrack_ftp")?;
+    let router = Router::new(t, family)?;
+    let table = router.table();
+    router.netns.nft(&format!(
+        "table {table} f {{ ct helper ftp {{ type \"ftp\" protocol tcp; }}\n \
+         chain pre {{ type filter hook prerouting priority 0; tcp dport 21 ct helper set \"ftp\"; }}\n}}"
+    ))?;
+    t.attached(&["nf_ct_helper_log"])?;
+    let _restore = Restore::set(MAX, "1")?;
+    let server = t.at(family, 1, 9, 21);
+    for number in 0..=CLIENTS as u16 {
+        let local = t.at(family, 0, 2, 6000 + number);
+        let mut client = Client::new(local, server, 1000, None);
+        router.inside.send(&client.segment(SYN, &[]).bytes()?)?;
+        router
+            .outside
+            .receive("the SYN", |packet| packet.goes(local, server) && packet.has(SYN))?;
+        let mut peer = Client::new(server, local, 9000, None);
+        peer.expected = 1001;
+        peer.send(&router.outside, SYN | ACK, &[])?;
+        client.take(&router.inside, SYN | ACK)?;
+        client.sequence += 1;
+        client.send(&router.inside, ACK, &[])?;
+        // The helper reads what follows a whole line.
+        client.send(&router.inside, ACK, b"USER a\r\n")?;
+        let port = 7000 + number;
+        let command = match local.ip() {
+            IpAddr::V4(ip) => {
+                let host = ip.to_string().replace('.', ",");
+                format!("PORT {host},{},{}\r\n", port >> 8, port & 0xff)
+            }
+            IpAddr::V6(ip) => format!("EPRT |2|{ip}|{port}|\r\n"),
+        };
+        client.send(&router.inside, ACK, command.as_bytes())?;
+        if number == 0 {
+            router.outside.receive("the first announcement", |packet| {
+                packet.goes(local, server) && announces(packet)
+            })?;
+        }
+    }
+    t.expect(&[Expected::dropped(&router.netns, "conntrack-helper", CLIENTS)])?;
+    let passed = router
+        .outside
+        .drain()
+        .iter()
+        .filter(|packet| announces(packet))
+        .count();
+    ensure!(passed == 0, "{passed} announcements more went through");
+    if let Some(seen) = t.drop(&router.netns, "conntrack-helper")? {
+        seen.evidence("why", "cannot add expectation")?
+            .has_evidence("connection")?
+            .remedy_says("expect_max")?;
+    }
+    Ok(Outcome::Passed(format!(
+        "announcements that did not arrive, and droptrace: {CLIENTS}"
     )))
 }
 

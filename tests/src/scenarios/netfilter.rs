@@ -1,6 +1,6 @@
 //! Rules that drop, reject, or give packets to programs.
 
-use std::{thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use droptrace::diagnose::{Direction, Drop as Labelled, Verdict};
@@ -13,8 +13,9 @@ use crate::{
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test, Tun,
     netns::modprobe,
-    packet::{Segment, udp},
+    packet::{Segment, frame, udp},
     sockets::{self, wait_until},
+    tun::mac,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -71,6 +72,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     }),
     Scenario::new("netfilter-reject-nft-v4", |t| reject(t, V4, Engine::Nft)),
     Scenario::new("netfilter-reject-nft-v6", |t| reject(t, V6, Engine::Nft)),
+    Scenario::new("bridge-netfilter-v4", |t| bridged(t, V4)),
+    Scenario::new("bridge-netfilter-v6", |t| bridged(t, V6)),
+    Scenario::new("netfilter-rule-of-a-bridge", own_rule_of_a_bridge),
+    Scenario::new("masquerade-no-address", masquerade),
     Scenario::new("nfqueue-no-listener-v4", |t| no_listener(t, V4)),
     Scenario::new("nfqueue-no-listener-v6", |t| no_listener(t, V6)),
     Scenario::new("nfqueue-full-v4", |t| queue_full(t, V4)),
@@ -82,7 +87,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 const PORT: u16 = 9000;
 const SENT: u64 = 4;
 /// How often one more packet is sent until its rule is told: a busy guest may be too late with an event.
-const TRIES: u64 = 8;
+const TRIES: u64 = 12;
 
 /// Who evaluates the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +139,7 @@ impl Engine {
             _ => netns.run(&format!("{} -w 10 -nvxL {chain}", self.program(family)))?,
         };
         let numbers = text.lines().filter_map(|line| match self {
-            Self::Nft => counted_by(line),
+            Self::Nft => line.contains(COUNTER).then(|| counted_by(line)),
             _ => line.contains(&format!("dpt:{PORT}")).then(|| {
                 line.split_whitespace()
                     .next()
@@ -174,14 +179,13 @@ impl Engine {
     }
 }
 
+/// How a counter begins in what `nft list` prints.
+const COUNTER: &str = "counter packets ";
+
 /// What the counter in a line of `nft list` says.
-fn counted_by(line: &str) -> Option<Option<u64>> {
-    let (_, rest) = line.split_once("counter packets ")?;
-    Some(
-        rest.split_whitespace()
-            .next()
-            .and_then(|packets| packets.parse().ok()),
-    )
+fn counted_by(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once(COUNTER)?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// Checks the first packets, of which no rule but the chain is told, then sends one more until its rule is told. Gives
@@ -539,6 +543,129 @@ fn reject(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
         "rule counters and droptrace: {}",
         sent + SENT
     )))
+}
+
+/// Hosts behind the two ports of a bridge.
+const HERE: [u8; 6] = [2, 0, 0, 0, 7, 1];
+const THERE: [u8; 6] = [2, 0, 0, 0, 7, 2];
+
+/// A bridge with two ports; frames from one are for a host behind the other.
+fn bridge(t: &Test, family: IpFamily) -> Result<(Arc<Netns>, Tun, Vec<Vec<u8>>)> {
+    modprobe("br_netfilter")?;
+    let netns = t.netns("bridge")?;
+    // Its own packets are none of the scenario's.
+    netns.sysctl("net.ipv6.conf.default.disable_ipv6", "1")?;
+    netns.ip(&["link add br0 type bridge mcast_snooping 0", "link set br0 up"])?;
+    let near = Tun::tap(&netns, "near", &[])?;
+    let far = Tun::tap(&netns, "far", &[])?;
+    netns.ip(&["link set near master br0", "link set far master br0"])?;
+    // Where both are, so that nothing is flooded.
+    netns.run(&format!(
+        "bridge fdb replace {} dev near master static",
+        mac(HERE)
+    ))?;
+    netns.run(&format!(
+        "bridge fdb replace {} dev far master static",
+        mac(THERE)
+    ))?;
+    let ethertype = if family == V4 { 0x0800 } else { 0x86dd };
+    let frames = (0..SENT as u16)
+        .map(|number| {
+            let packet = udp(
+                t.at(family, 0, 8, 3000 + number),
+                t.at(family, 0, 9, PORT),
+                b"hello",
+            )?;
+            Ok(frame(THERE, HERE, ethertype, &packet))
+        })
+        .collect::<Result<_>>()?;
+    // Kept open: the port goes down without.
+    std::mem::forget(far);
+    Ok((netns, near, frames))
+}
+
+/// Packets between two ports of a bridge that a rule in FORWARD drops.
+fn bridged(t: &Test, family: IpFamily) -> Result<Outcome> {
+    let (netns, near, frames) = bridge(t, family)?;
+    let call = match family {
+        V4 => "net.bridge.bridge-nf-call-iptables",
+        V6 => "net.bridge.bridge-nf-call-ip6tables",
+    };
+    netns.sysctl(call, "1")?;
+    Engine::Legacy.rule(&netns, family, "FORWARD", "udp", "DROP")?;
+    frames.iter().try_for_each(|frame| near.send(frame))?;
+    wait_until("packets at the rule", || {
+        Ok(Engine::Legacy.counted(&netns, family, "FORWARD")? >= SENT)
+    })?;
+    Engine::Legacy.check_count(&netns, family, "FORWARD", SENT)?;
+    let sent = label(
+        t,
+        &netns,
+        Expected::dropped,
+        ("bridge-netfilter", "forward"),
+        &Engine::Legacy.names(family, "FORWARD"),
+        "rule 1",
+        || near.send(&frames[0]),
+    )?;
+    if let Some(seen) = t.drop(&netns, "bridge-netfilter")? {
+        seen.goes(t.at(family, 0, 8, 0), t.at(family, 0, 9, PORT))?
+            .evidence("call", "1")?
+            .remedy_says(call)?;
+    }
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
+}
+
+/// The same by a rule of the bridge's own tables.
+fn own_rule_of_a_bridge(t: &Test) -> Result<Outcome> {
+    let (netns, near, frames) = bridge(t, V4)?;
+    netns.sysctl("net.bridge.bridge-nf-call-iptables", "1")?;
+    netns.nft(&format!(
+        "table bridge t {{ chain through {{ type filter hook forward priority -200; \
+         ether daddr {} counter drop; }}\n}}",
+        mac(THERE)
+    ))?;
+    frames.iter().try_for_each(|frame| near.send(frame))?;
+    wait_until("packets at the rule", || {
+        Ok(Engine::Nft.counted(&netns, V4, "through")? >= SENT)
+    })?;
+    Engine::Nft.check_count(&netns, V4, "through", SENT)?;
+    t.expect(&[Expected::dropped(&netns, "netfilter-rule", SENT)])?;
+    if let Some(seen) = t.drop(&netns, "netfilter-rule")? {
+        seen.evidence("hook_point", "bridge")?
+            .evidence("table", "bridge t")?
+            .evidence("chain", "through")?;
+    }
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {SENT}")))
+}
+
+/// Datagrams passing through to a device without address, whose source a rule would masquerade.
+fn masquerade(t: &Test) -> Result<Outcome> {
+    let wire = Wire::new(t, V4)?;
+    let _bare = Tun::new(&wire.netns, "bare", &[])?;
+    wire.netns.sysctl("net.ipv4.ip_forward", "1")?;
+    let target = t.at(V4, 3, 2, PORT);
+    wire.netns
+        .ip(&[&format!("route add {} dev bare scope link", t.net(V4, 3, 0))])?;
+    // Without another address on the way either: the kernel would take one of any device.
+    wire.netns.ip(&[
+        &format!("address del {} dev wire", t.net(V4, 0, 1)),
+        &format!("route add {} dev wire", t.net(V4, 0, 0)),
+    ])?;
+    wire.netns.nft(
+        "table ip n { chain post { type nat hook postrouting priority 100; oifname \"bare\" counter masquerade; }\n}",
+    )?;
+    t.known();
+    for number in 0..SENT as u16 {
+        wire.tun.send(&udp(wire.peer(3000 + number), target, b"hello")?)?;
+    }
+    Engine::Nft.check_count(&wire.netns, V4, "post", SENT)?;
+    t.expect(&[Expected::dropped(&wire.netns, "masquerade-no-address", SENT)])?;
+    if let Some(seen) = t.drop(&wire.netns, "masquerade-no-address")? {
+        seen.goes(wire.peer(0), target)?
+            .evidence("interface", "bare")?
+            .evidence("address", false)?;
+    }
+    Ok(Outcome::Passed(format!("rule counter and droptrace: {SENT}")))
 }
 
 /// A rule at input that gives datagrams to [`PORT`] to queue [`QUEUE`].

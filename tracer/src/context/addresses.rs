@@ -206,6 +206,13 @@ impl Addresses {
         ))
     }
 
+    /// Whether a device has an address of a family.
+    pub(super) fn has_address(&self, ifindex: u32, v6: bool) -> bool {
+        self.local.iter().any(|((address, _), holders)| {
+            holders.contains(&ifindex) && std::net::Ipv6Addr::from(*address).to_ipv4_mapped().is_none() == v6
+        })
+    }
+
     fn covering(&self, address: Address) -> Option<&Vec<u32>> {
         // At most 129 looks, and only where no address matches as a whole.
         (0..=WHOLE)

@@ -203,11 +203,14 @@ impl Gathering {
                 },
                 Need::Queues => questions.push(("queues".to_owned(), Question::Queues { netns })),
                 Need::Rules => {
-                    let end = RuleEnd::of(event, &self.facts);
-                    let packets = 1 + u64::from(header.skipped);
-                    known.rules.note(header.ktime_ns, end, packets);
-                    self.rule_end = Some((header.ktime_ns, end));
-                    questions.push(("rules".to_owned(), Question::Rulesets { netns }));
+                    if let Some(end) = RuleEnd::of(event, &self.facts) {
+                        let packets = 1 + u64::from(header.skipped);
+                        known.rules.note(header.ktime_ns, end, packets);
+                        self.rule_end = Some((header.ktime_ns, end));
+                        questions.push(("rules".to_owned(), Question::Rulesets { netns }));
+                        let v6 = packet.dst.is_some_and(|address| address.is_ipv6());
+                        self.facts.out_has_address = Some(known.addresses.has_address(header.ifindex, v6));
+                    }
                 }
                 Need::Sysctl(name) => {
                     let device = |index| known.addresses.device(index).map(|device| device.name.as_str());

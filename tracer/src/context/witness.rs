@@ -223,6 +223,10 @@ fn list(reading: &Reading, end: RuleEnd) -> (Vec<&Ender>, Rules) {
         count: can.len(),
         rules: can.iter().take(LISTED).map(|ender| named(ender, end)).collect(),
         unread: reading.unread.clone(),
+        masquerades: reading
+            .enders
+            .iter()
+            .any(|ender| ender.ending == Ending::Masquerade && ender.points().meets(end.points)),
         read_us: (reading.ended - reading.begun) / 1_000,
         ..Rules::default()
     };

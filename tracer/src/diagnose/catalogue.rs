@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Direction, Drop, Evidence, Facts, FoundBy, RawEvent, Remedy, Verdict,
-    causes::{ALL, IPVS_TIMEWAIT_REUSE, UNKNOWN},
+    causes::{ALL, IPVS_TIMEWAIT_REUSE, UNKNOWN, settled_site},
 };
 
 /// Groups of causes, as `explain` lists them.
@@ -113,6 +113,7 @@ impl<'a> Signature<'a> {
             location: facts.location.as_deref().map(plain_symbol),
             bits: event.header.bits,
         }
+        .settled()
     }
 
     /// Of a count key; the names are resolved by the caller, who knows the kernel.
@@ -123,6 +124,13 @@ impl<'a> Signature<'a> {
             location: location.map(plain_symbol),
             bits: key.bits,
         }
+        .settled()
+    }
+
+    /// Some sites say something only together with the place of the free.
+    pub(super) fn settled(mut self) -> Self {
+        self.site = settled_site(&self);
+        self
     }
 
     /// Whether all these bits are set.

@@ -56,6 +56,9 @@ pub struct Facts {
     /// What the rulesets of the netns tell of the packet's end.
     #[serde(default)]
     pub rules: Option<Rules>,
+    /// Whether the device that the packet is on has an address of the packet's family.
+    #[serde(default)]
+    pub out_has_address: Option<bool>,
     /// Queues of the netns to which rules give packets (NFQUEUE).
     #[serde(default)]
     pub queues: Option<Vec<NfQueue>>,

@@ -74,6 +74,8 @@ pub enum Ending {
     Drop,
     /// Answered it, and dropped it.
     Reject,
+    /// Translated it to an address of the device that it leaves by, or dropped it since that has none.
+    Masquerade,
 }
 
 /// Hook points of IPv4 and IPv6, as a set: those where a rule is asked, or where a packet ended.
@@ -122,20 +124,24 @@ pub struct RuleEnd {
 }
 
 impl RuleEnd {
-    /// Of a packet that a rule ended; `facts` need the kernel's names only.
-    pub fn of(event: &RawEvent, facts: &Facts) -> Self {
+    /// Of a packet that a verdict at a hook point ended; `facts` need the kernel's names only.
+    pub fn of(event: &RawEvent, facts: &Facts) -> Option<Self> {
         // include/uapi/linux/if_ether.h
         const ETH_P_IPV6: u16 = 0x86dd;
+        let place = facts.location.as_deref();
+        if !matches!(place, Some("nf_hook_slow" | "nft_do_chain")) {
+            return None;
+        }
         let v6 = event.header.protocol == ETH_P_IPV6;
-        Self {
+        Some(Self {
             points: HookPoint::of(facts).map_or(HookPoints::ALL, |point| HookPoints::one(point, v6)),
             ending: if event.site == Site::NetfilterReject {
                 Ending::Reject
             } else {
                 Ending::Drop
             },
-            nftables: facts.location.as_deref() == Some("nft_do_chain"),
-        }
+            nftables: place == Some("nft_do_chain"),
+        })
     }
 }
 
@@ -148,6 +154,9 @@ pub struct Rules {
     pub rules: Vec<Rule>,
     /// How many there are.
     pub count: usize,
+    /// Whether a rule at the hook point masquerades.
+    #[serde(default)]
+    pub masquerades: bool,
     /// The one whose counter alone moved, by as many packets as ended so.
     pub told: Option<Rule>,
     /// How many those were, between two readings.

@@ -437,7 +437,9 @@ pub fn module_layout(types: &[&Types]) -> (IpvsLayout, Vec<Missing>) {
 /// lock debugging. Parameters: `net/netfilter/ipvs/ip_vs_core.c` (`ip_vs_leave`, and `ip_vs_in` for its body
 /// `ip_vs_in.part.0`), `ip_vs_conn.c` (`ip_vs_conn_expire_now`, `ip_vs_conn_in_get_proto`), v5.10;
 /// `nf_send_reset(net, sk, oldskb, hook)` and `nf_send_reset6`, `net/ipv4/netfilter/nf_reject_ipv4.c` and its IPv6 twin,
-/// as 5.10 has them since a stable update gave them `sk` (before, the hint of a rejected packet finds no packet).
+/// as 5.10 has them since a stable update gave them `sk` (before, the hint of a rejected packet finds no packet);
+/// `nf_ct_l4proto_log_invalid(skb, ct, fmt, …)`, `nf_l4proto_log_invalid(skb, net, pf, protonum, fmt, …)`,
+/// `net/netfilter/nf_conntrack_proto.c`, `nf_ct_helper_log(skb, ct, fmt, …)`, `net/netfilter/nf_conntrack_helper.c`, v5.10.
 pub const LAYOUT_5_10: IpvsLayout = {
     const fn at(offset: u32, size: u32) -> u32 {
         offset | size << 16
@@ -463,6 +465,9 @@ pub const LAYOUT_5_10: IpvsLayout = {
         arg_in_skb: 2,
         arg_nf_send_reset_skb: 2,
         arg_nf_send_reset6_skb: 2,
+        arg_entry_invalid_fmt: 2,
+        arg_invalid_fmt: 4,
+        arg_helper_log_fmt: 2,
     }
 };
 

@@ -136,6 +136,9 @@ pub const HOOKS: &[Hook] = &[
             all("netfilter-rule"),
             all("netfilter-reject"),
             all("nfqueue"),
+            all("bridge-netfilter"),
+            all("conntrack-dying"),
+            all("masquerade-no-address"),
             all("no-socket"),
             all("vip-no-service"),
             all("no-route"),
@@ -460,6 +463,39 @@ pub const HOOKS: &[Hook] = &[
             part("netfilter-rule", "told from a full conntrack table"),
         ],
         price: "once for each new connection while the table is full",
+        ..ROW
+    },
+    Hook {
+        name: "nf_ct_l4proto_log_invalid",
+        doc: "a packet that does not fit its conntrack entry, and why",
+        target: Target::Function(&["nf_ct_l4proto_log_invalid"], Phases::Entry),
+        module: Some("nf_conntrack"),
+        needs: &["arg_entry_invalid_fmt", "ct_status"],
+        serves: &[
+            part("conntrack-invalid", "packets that do not fit their connection"),
+            part("netfilter-rule", "told from an INVALID packet"),
+        ],
+        price: "once for each such packet",
+        ..ROW
+    },
+    Hook {
+        name: "nf_l4proto_log_invalid",
+        doc: "a packet that conntrack can make nothing of, and why",
+        target: Target::Function(&["nf_l4proto_log_invalid"], Phases::Entry),
+        module: Some("nf_conntrack"),
+        needs: &["arg_invalid_fmt"],
+        serves: &[part("conntrack-invalid", "packets with damaged headers")],
+        price: "once for each such packet",
+        ..ROW
+    },
+    Hook {
+        name: "nf_ct_helper_log",
+        doc: "a conntrack helper drops a packet, and why",
+        target: Target::Function(&["nf_ct_helper_log"], Phases::Entry),
+        module: Some("nf_conntrack"),
+        needs: &["arg_helper_log_fmt"],
+        serves: &[all("conntrack-helper")],
+        price: "once for each such packet",
         ..ROW
     },
     Hook {

@@ -220,6 +220,7 @@ fn enders(family: Family, table: &str, info: &[u8], bytes: &[u8]) -> Vec<Ender> 
             let ending = match entry.verdict {
                 Some(DROP) => Ending::Drop,
                 None if entry.target == "REJECT" => Ending::Reject,
+                None if entry.target == "MASQUERADE" => Ending::Masquerade,
                 _ => return None,
             };
             let bases = bases.get(entry.chain.as_str())?.clone();

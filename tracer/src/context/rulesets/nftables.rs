@@ -196,10 +196,13 @@ impl Rule {
                 }
             }
             "reject" => self.ending = Some(Ending::Reject),
+            "masq" => self.ending = Some(Ending::Masquerade),
             "target" => {
                 let target = attributes(data, 0).find(|(attribute, _)| *attribute == TARGET_NAME);
-                if target.is_some_and(|(_, name)| text(name) == "REJECT") {
-                    self.ending = Some(Ending::Reject);
+                match target.map(|(_, name)| text(name)).as_deref() {
+                    Some("REJECT") => self.ending = Some(Ending::Reject),
+                    Some("MASQUERADE") => self.ending = Some(Ending::Masquerade),
+                    _ => {}
                 }
             }
             "lookup" if number(LOOKUP_DREG) == Some(REGISTER_VERDICT) => {

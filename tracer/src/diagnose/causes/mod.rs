@@ -5,9 +5,13 @@ mod accept_queue;
 mod bad_header;
 mod benign;
 mod blackhole_route;
+mod bridge_netfilter;
 mod checksum_error;
 mod clash;
+mod conntrack_dying;
+mod conntrack_helper;
 mod conntrack_insert_race;
+mod conntrack_invalid;
 mod conntrack_nat_exhausted;
 mod conntrack_table_full;
 mod cpu_backlog_full;
@@ -21,6 +25,7 @@ mod listener;
 mod local_source;
 mod martian_destination;
 mod martian_source;
+mod masquerade_no_address;
 mod neigh_failed;
 mod neigh_queue_full;
 mod neigh_table_full;
@@ -105,7 +110,10 @@ pub(super) static ALL: &[&Cause] = &[
     &not_forwarding::CAUSE,
     &blackhole_route::CAUSE,
     &no_route::CAUSE,
+    &conntrack_helper::CAUSE,
+    &conntrack_invalid::CAUSE,
     &netfilter_reject::CAUSE,
+    &bridge_netfilter::CAUSE,
     &netfilter_rule::CAUSE,
     // Devices, queues, programs.
     &qdisc_policy::CAUSE,
@@ -120,6 +128,9 @@ pub(super) static ALL: &[&Cause] = &[
     &fragment_reassembly::CAUSE,
     &xfrm_policy::CAUSE,
     &nfqueue::CAUSE,
+    // Told from a rule by the rulesets.
+    &conntrack_dying::CAUSE,
+    &masquerade_no_address::CAUSE,
     &benign::DUPLICATE_DATA,
     &benign::SEGMENT_AFTER_FIN,
     &benign::ICMP_HANDLED,
@@ -134,6 +145,7 @@ pub(super) static ALL: &[&Cause] = &[
 ];
 
 pub(super) use ipvs_timewait_reuse::CAUSE as IPVS_TIMEWAIT_REUSE;
+pub(super) use netfilter::settled_site;
 pub use unknown::{KERNEL_REASON, UNKNOWN};
 
 #[cfg(test)]

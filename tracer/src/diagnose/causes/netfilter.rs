@@ -1,14 +1,28 @@
 //! What all causes share that a rule of netfilter ends a packet for.
 
-use droptrace_common::bits;
+use droptrace_common::{FieldId, Site, bits};
 
-use super::values::{Segment, device, in_netns};
-use crate::diagnose::{Facts, Finding, HookPoint, RawEvent, Rule, Signature};
+use super::{
+    no_socket,
+    values::{Segment, Tuple, device, in_netns},
+};
+use crate::diagnose::{Facts, Finding, HookPoint, RawEvent, Rule, Rules, Signature};
 
 /// Functions at which netfilter frees what a verdict dropped; nftables frees by itself from 6.12 on, and in 6.1.192.
 const HOOKS: &[&str] = &["nf_hook_slow", "nft_do_chain"];
 /// The same behind NFQUEUE.
 const BEHIND_QUEUE: &[&str] = &["nf_reinject", "nfqnl_reinject"];
+
+/// The site of a signature, where that says something only together with the place of the free: a packet that conntrack
+/// called INVALID, or that a bridge passes to the hooks of IP, may end like any other.
+pub(in crate::diagnose) fn settled_site(signature: &Signature<'_>) -> Site {
+    let verdict = by_verdict(signature);
+    match signature.site {
+        Site::ConntrackInvalid | Site::BridgeNetfilter if !verdict => Site::Free,
+        Site::ConntrackInvalidNat if !verdict && !no_socket::no_tcp_socket(signature) => Site::Free,
+        site => site,
+    }
+}
 
 /// Why a verdict of netfilter is not laid to a rule: conntrack or IPVS may just as well have given it.
 pub(super) fn doubt(signature: &Signature<'_>) -> Option<&'static str> {
@@ -35,6 +49,12 @@ pub(super) fn doubt(signature: &Signature<'_>) -> Option<&'static str> {
 pub(super) fn by_verdict(signature: &Signature<'_>) -> bool {
     let named = signature.because(&["NETFILTER_DROP"]);
     named && signature.at(HOOKS) || signature.reason.is_none() && signature.at(&["nf_hook_slow"])
+}
+
+/// Whether no rule and no policy can have dropped a packet at its hook point, as far as all rulesets tell.
+pub(super) fn no_rule_can(facts: &Facts) -> bool {
+    let none = |rules: &Rules| rules.count == 0 && rules.unread.is_empty();
+    HookPoint::of(facts).is_some() && facts.rules.as_ref().is_some_and(none)
 }
 
 /// Whether it was freed for a verdict behind NFQUEUE.
@@ -74,6 +94,55 @@ pub(super) const RULE: [(&str, &str); 8] = [
         "rules and policies that can end a packet so there, a few of them, and how many more; null when the rulesets could not be read",
     ),
 ];
+
+/// What [`put_entry`] puts.
+pub(super) const ENTRY: [(&str, &str); 2] = [
+    (
+        "why",
+        "the kernel's words for it, as it would log them; numbers in them are left out",
+    ),
+    (
+        "connection",
+        "original tuple of the conntrack entry that the packet belongs to; null when it belongs to none",
+    ),
+];
+
+/// Why conntrack did it, and the entry.
+pub(super) fn put_entry(found: &mut Finding, event: &RawEvent) {
+    let connection = Tuple::read(
+        event,
+        [
+            FieldId::EntryOrigSrcHi,
+            FieldId::EntryOrigSrcLo,
+            FieldId::EntryOrigDstHi,
+            FieldId::EntryOrigDstLo,
+            FieldId::EntryOrigPorts,
+        ],
+    );
+    found
+        .put("why", words(event))
+        .put("connection", connection.map(|tuple| tuple.to_string()));
+}
+
+/// The kernel's words, where it gave some: a format without what it would print.
+pub(super) fn words(event: &RawEvent) -> Option<String> {
+    let bytes: Vec<u8> = event.all(FieldId::Words).flat_map(u64::to_le_bytes).collect();
+    let text = bytes.split(|byte| *byte == 0).next()?;
+    let text = String::from_utf8_lossy(text);
+    let mut words = String::new();
+    let mut rest = text.chars();
+    while let Some(letter) = rest.next() {
+        if letter == '%' {
+            words.push('…');
+            // Flags and lengths, then the conversion.
+            let _ = rest.find(|letter| "dsuxXcp%".contains(*letter));
+        } else {
+            words.push(letter);
+        }
+    }
+    let words = words.trim();
+    (!words.is_empty()).then(|| words.to_owned())
+}
 
 /// What [`put_packet`] puts.
 pub(super) const PACKET: [(&str, &str); 3] = [
@@ -221,7 +290,7 @@ pub(super) fn advise(found: &mut Finding, event: &RawEvent, facts: &Facts) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use droptrace_common::Site;
+    use droptrace_common::{FieldId, Site};
 
     use super::super::sample::{Kernel, SYN, Sample, V6_1};
     use crate::diagnose::{BaseChain, Facts, Rule, Rules};
@@ -250,6 +319,46 @@ pub(super) mod tests {
         }
     }
 
+    #[test]
+    fn words_are_cut_at_their_end_and_lose_their_numbers() {
+        let said = |text: &str| {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes.resize(64, b'x');
+            let event = bytes.chunks_exact(8).fold(
+                Sample::freed(V6_1, Site::ConntrackInvalid, "nf_hook_slow"),
+                |sample, chunk| {
+                    let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+                    sample.field(FieldId::Words, word)
+                },
+            );
+            super::words(&event.event())
+        };
+        assert_eq!(said("bad checksum \0next").as_deref(), Some("bad checksum"));
+        assert_eq!(
+            said("index %d of %hhu, state %s.\0").as_deref(),
+            Some("index … of …, state ….")
+        );
+        assert_eq!(said("\0"), None);
+    }
+
+    /// What a hook read of an entry, and of the kernel's words.
+    pub(in super::super) fn entry(sample: Sample, words: &str) -> Sample {
+        let tuple = [
+            FieldId::EntryOrigSrcHi,
+            FieldId::EntryOrigSrcLo,
+            FieldId::EntryOrigDstHi,
+            FieldId::EntryOrigDstLo,
+            FieldId::EntryOrigPorts,
+        ];
+        let mut bytes = words.as_bytes().to_vec();
+        bytes.resize(64, 0);
+        bytes
+            .chunks_exact(8)
+            .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("eight bytes")))
+            .fold(sample, |sample, word| sample.field(FieldId::Words, word))
+            .tuple(tuple, "10.0.0.9:40000", "10.0.0.1:80")
+    }
+
     /// What context found where these chains can end a packet; whether a counter tells the first one.
     pub(in super::super) fn rules(chains: &[&str], told: bool) -> impl FnOnce(&mut Facts) {
         let rules: Vec<Rule> = chains.iter().map(|chain| rule(chain)).collect();
@@ -262,6 +371,7 @@ pub(super) mod tests {
                 chains: rules.iter().map(|rule| rule.base.clone()).collect(),
                 count: rules.len() + 3,
                 rules,
+                masquerades: false,
                 told,
                 packets: 1,
                 untold,

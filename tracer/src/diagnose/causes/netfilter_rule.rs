@@ -2,7 +2,10 @@
 
 use droptrace_common::Site;
 
-use super::netfilter::{self, PACKET, PRICE, RULE};
+use super::{
+    masquerade_no_address,
+    netfilter::{self, PACKET, PRICE, RULE},
+};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// A netfilter verdict ended the packet, and no better cause is known for it.
@@ -32,7 +35,7 @@ pub(super) static CAUSE: Cause = Cause {
     },
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,
-    refine: None,
+    refine: Some(masquerade_no_address::refine),
 };
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {

@@ -74,6 +74,11 @@ pub(super) fn found_none(signature: &Signature<'_>) -> bool {
     }
 }
 
+/// Whether the kernel says that the lookup of a TCP socket failed.
+pub(super) fn no_tcp_socket(signature: &Signature<'_>) -> bool {
+    signature.because(&["NO_SOCKET"]) && signature.at(&TCP_RECEIVE)
+}
+
 /// A RST is never answered, and no error goes to a group of hosts.
 pub(super) fn verdict(signature: &Signature<'_>) -> Verdict {
     if signature.bits & (bits::RST | bits::MULTICAST) != 0 {

@@ -184,6 +184,18 @@ const ROWS: &[Row] = &[
     (OLD, Site::NetfilterReject, None, Some("nf_hook_slow"), TCP | SYN, "netfilter-reject"),
     (NEW, Site::NetfilterReject, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SYN | SERVICE_IPVS, "netfilter-reject"),
     (&[V6_12, V7_3], Site::NetfilterReject, Some("NETFILTER_DROP"), Some("nft_do_chain"), UDP, "netfilter-reject"),
+    (ALL, Site::ConntrackHelper, None, Some("nf_hook_slow"), TCP, "conntrack-helper"),
+    (OLD, Site::ConntrackInvalid, None, Some("nf_hook_slow"), TCP, "conntrack-invalid"),
+    (NEW, Site::ConntrackInvalid, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP, "conntrack-invalid"),
+    (&[V6_12, V7_3], Site::ConntrackInvalidNat, Some("NETFILTER_DROP"), Some("nft_do_chain"), TCP, "conntrack-invalid"),
+    (NEW, Site::ConntrackInvalidNat, Some("NO_SOCKET"), Some("tcp_v4_rcv"), TCP, "conntrack-invalid"),
+    (OLD, Site::ConntrackInvalidReset, None, Some("tcp_v6_rcv"), TCP, "conntrack-invalid"),
+    (NEW, Site::ConntrackInvalid, Some("NO_SOCKET"), Some("tcp_v4_rcv"), TCP, "no-socket"),
+    (NEW, Site::ConntrackInvalid, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SERVICE_IPVS, "kernel-reason"),
+    (OLD, Site::ConntrackInvalidNat, None, Some("tcp_v4_rcv"), TCP, "unknown"),
+    (OLD, Site::BridgeNetfilter, None, Some("nf_hook_slow"), UDP, "bridge-netfilter"),
+    (NEW, Site::BridgeNetfilter, Some("NETFILTER_DROP"), Some("nf_hook_slow"), UDP, "bridge-netfilter"),
+    (OLD, Site::BridgeNetfilter, None, Some("br_handle_frame"), UDP, "unknown"),
     // Neighbour.
     (OLD, Site::NeighbourFailed, None, Some("neigh_invalidate"), TCP | SYN, "neigh-failed"),
     (OLD, Site::Free, None, Some("neigh_invalidate"), TCP | SYN, "neigh-failed"),
@@ -317,10 +329,11 @@ fn every_signature_seen_has_its_one_cause() {
                 reason: reason_on(*kernel, row),
                 location: location.map(|location| location.split('.').next().unwrap_or(location)),
                 bits,
-            };
+            }
+            .settled();
             assert_eq!(classify(&signature).slug, slug, "{kernel:?}: {signature:?}");
-            if !matches!(site, Site::Free | Site::PortUnreachable) && slug != "unknown" {
-                // A hint's count key has no location, and must be the same cause. (That of a port unreachable has.)
+            if site != Site::Free && !site.needs_place() && slug != "unknown" {
+                // A hint's count key has no location, and must be the same cause.
                 let key = Signature {
                     location: None,
                     ..signature

@@ -2,7 +2,7 @@
 
 use droptrace_common::Site;
 
-use super::{bad_header, checksum_error, netfilter};
+use super::{bad_header, checksum_error, conntrack_dying, netfilter};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The evidence of a cause that knows no more than the kernel says.
@@ -34,11 +34,11 @@ pub static KERNEL_REASON: Cause = Cause {
     remedy: "The comment at this reason in the kernel's include/net/dropreason-core.h says what it means.",
     counter: None,
     benign: false,
-    needs: &[Need::Owner],
+    needs: &[Need::Owner, Need::Rules],
     matches: |signature| !signature.unspecified(),
     verdict,
     find: find_with_doubt,
-    refine: None,
+    refine: Some(conntrack_dying::refine),
 };
 
 /// Neither the catalogue nor the kernel tells.
@@ -57,7 +57,7 @@ pub static UNKNOWN: Cause = Cause {
     remedy: "The location is the kernel function that freed the packet; its source tells which checks it makes.",
     counter: None,
     benign: false,
-    needs: &[Need::Owner],
+    needs: &[Need::Owner, Need::Rules],
     matches: |_| true,
     verdict,
     find: find_with_doubt,
@@ -68,7 +68,7 @@ pub static UNKNOWN: Cause = Cause {
         } else if bad_header::proven(event, facts) {
             Some(&bad_header::CAUSE)
         } else {
-            None
+            conntrack_dying::refine(event, facts)
         }
     }),
 };
