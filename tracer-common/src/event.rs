@@ -173,6 +173,12 @@ numbered! {
         ConntrackHelper = 45 => "nf_ct_helper_log",
         /// A free of a packet on its way through a bridge that passes it to the hooks of IP (`br_netfilter`).
         BridgeNetfilter = 46 => "br_netfilter",
+        /// `__udp_enqueue_schedule_skb` answered ENOMEM: the receive buffer is full (kernels without drop reasons).
+        ReceiveBufferFull = 47 => "udp_enqueue:receive-buffer",
+        /// `__udp_enqueue_schedule_skb` answered ENOBUFS: UDP has no memory left (kernels without drop reasons).
+        UdpMemory = 48 => "udp_enqueue:memory",
+        /// `tcp_add_backlog` refused and TCPBacklogDrop grew (kernels without drop reasons).
+        SocketBacklogFull = 49 => "tcp_add_backlog",
     }
 }
 
@@ -340,6 +346,16 @@ numbered! {
         EntryTcpState = 106 => "entry_tcp_state",
         /// Eight bytes of the kernel's own words for it, the first one lowest; the field repeats.
         Words = 107 => "words",
+        /// Receiving socket: `sk_rmem_alloc`, bytes that received packets take in it.
+        SocketQueued = 91 => "socket_queued",
+        /// Receiving socket: `sk_rcvbuf`, limit of that in bytes.
+        SocketReceiveBuffer = 92 => "socket_receive_buffer",
+        /// Receiving socket: `sk_sndbuf`, in bytes.
+        SocketSendBuffer = 93 => "socket_send_buffer",
+        /// Receiving socket: `sk_backlog.len`, bytes that wait while its owner has it locked.
+        SocketBacklog = 94 => "socket_backlog",
+        /// Receiving socket: 1 without a filter (`sk_filter`), 2 with one; for packets that a filter may have refused.
+        SocketFilter = 95 => "socket_filter",
     }
 }
 

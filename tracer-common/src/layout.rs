@@ -119,6 +119,13 @@ layout! {
     socket_alloc_inode = Member("socket_alloc", "vfs_inode.i_ino");
     socket_alloc_socket = Member("socket_alloc", "socket");
 
+    // What a socket holds, and may hold.
+    sock_rmem_alloc = Member("sock", "sk_backlog.rmem_alloc");
+    sock_backlog_len = Member("sock", "sk_backlog.len");
+    sock_rcvbuf = Member("sock", "sk_rcvbuf");
+    sock_sndbuf = Member("sock", "sk_sndbuf");
+    sock_filter = Member("sock", "sk_filter");
+
     // Listener.
     sock_ack_backlog = Member("sock", "sk_ack_backlog");
     sock_max_ack_backlog = Member("sock", "sk_max_ack_backlog");
@@ -149,6 +156,7 @@ layout! {
     /// 7.x only.
     mib_paws_timewait = Enumerator("", "LINUX_MIB_PAWS_TW_REJECTED");
     mib_rp_filter = Enumerator("", "LINUX_MIB_IPRPFILTER");
+    mib_backlog_drop = Enumerator("", "LINUX_MIB_TCPBACKLOGDROP");
 
     ipstats_out_no_routes = Enumerator("", "IPSTATS_MIB_OUTNOROUTES");
 
@@ -191,6 +199,7 @@ layout! {
     /// First and last of the reasons about the state of a connection.
     reason_tcp_first = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_ZEROWINDOW");
     reason_tcp_last = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_OFO_DROP");
+    reason_socket_filter = Enumerator("skb_drop_reason", "SKB_DROP_REASON_SOCKET_FILTER");
     reason_netfilter_drop = Enumerator("skb_drop_reason", "SKB_DROP_REASON_NETFILTER_DROP");
 
     // Arguments.
@@ -226,6 +235,12 @@ layout! {
     arg_icmp6_send_type = Parameter("icmp6_send", "type");
     arg_icmp6_send_code = Parameter("icmp6_send", "code");
     arg_icmp6_send_info = Parameter("icmp6_send", "info");
+    arg_udp_enqueue_sk = Parameter("__udp_enqueue_schedule_skb", "sk");
+    arg_udp_enqueue_skb = Parameter("__udp_enqueue_schedule_skb", "skb");
+    arg_add_backlog_sk = Parameter("tcp_add_backlog", "sk");
+    arg_add_backlog_skb = Parameter("tcp_add_backlog", "skb");
+    parameters_udp_enqueue = ParameterCount("__udp_enqueue_schedule_skb");
+    parameters_add_backlog = ParameterCount("tcp_add_backlog");
     parameters_peer_is_proven = ParameterCount("tcp_peer_is_proven");
     parameters_tw_process = ParameterCount("tcp_timewait_state_process");
     parameters_check_req = ParameterCount("tcp_check_req");

@@ -30,6 +30,7 @@ mod listen;
 mod maps;
 mod neighbour;
 mod packet;
+mod receive;
 mod reject;
 mod scope;
 mod scratch;
@@ -134,6 +135,8 @@ at_entry! {
     tcp_timewait_state_process_fentry, tcp_timewait_state_process_kprobe => |ctx| time_wait::timewait_entry(ctx);
     tcp_check_req_fentry, tcp_check_req_kprobe => |ctx| time_wait::check_req_entry(ctx);
     tcp_validate_incoming_fentry, tcp_validate_incoming_kprobe => |ctx| time_wait::validate_entry(ctx);
+    udp_enqueue_fentry, udp_enqueue_kprobe => |ctx| receive::udp_enqueue_entry(ctx);
+    tcp_add_backlog_fentry, tcp_add_backlog_kprobe => |ctx| receive::add_backlog_entry(ctx);
     tcp_v4_send_reset_fentry, tcp_v4_send_reset_kprobe => |ctx| reject::send_reset_entry(ctx);
     tcp_v6_send_reset_fentry, tcp_v6_send_reset_kprobe => |ctx| reject::send_reset_entry(ctx);
     icmp_send_fentry, icmp_send_kprobe => |ctx| reject::icmp_send_entry(ctx);
@@ -153,6 +156,8 @@ at_exit! {
     tcp_req_err_fexit, tcp_req_err_kretprobe => |_ctx| listen::request_error_exit();
     tcp_timewait_state_process_fexit, tcp_timewait_state_process_kretprobe => |ctx| time_wait::timewait_exit(ctx);
     tcp_check_req_fexit, tcp_check_req_kretprobe => |ctx| time_wait::check_req_exit(ctx);
+    udp_enqueue_fexit, udp_enqueue_kretprobe => |ctx| receive::udp_enqueue_exit(ctx);
+    tcp_add_backlog_fexit, tcp_add_backlog_kretprobe => |ctx| receive::add_backlog_exit(ctx);
     tcp_validate_incoming_fexit, tcp_validate_incoming_kretprobe => |ctx| time_wait::validate_exit(ctx);
 }
 

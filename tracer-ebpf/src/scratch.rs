@@ -16,11 +16,13 @@ pub(crate) enum Function {
     ResolveClash = 7,
     EarlyDrop = 8,
     IpvsIn = 9,
+    UdpEnqueue = 10,
+    AddBacklog = 11,
 }
 
 impl Function {
     /// How many there are.
-    pub(crate) const COUNT: u32 = 10;
+    pub(crate) const COUNT: u32 = 12;
 }
 
 /// Bytes of a TCP header without options.

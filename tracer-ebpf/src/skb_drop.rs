@@ -127,7 +127,7 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     let now = unsafe { bpf_ktime_get_ns() };
     let mut found = emit::take_packet(buffer, skb);
     let sk: u64 = member(skb, layout!(skb_sk));
-    let device: u64 = member(skb, layout!(skb_dev));
+    let device = address(member(skb, layout!(skb_dev)));
     let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
     let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
 
@@ -205,6 +205,9 @@ fn examine(ctx: &RawTracePointContext) -> bool {
                 if about_connection { rx_sk } else { 0 },
                 reason == layout!(reason_paws),
             );
+            if has_reason && reason == layout!(reason_socket_filter) {
+                place_filter(&mut buffer.fields, rx_sk);
+            }
             let mut fields = FREE_FIELDS;
             if verdict {
                 emit::take_frames(ctx, buffer);
@@ -229,6 +232,14 @@ fn examine(ctx: &RawTracePointContext) -> bool {
 fn bridged(skb: u64) -> bool {
     let extension = layout!(skb_ext_bridge_nf);
     kernel::has(extension) && member::<u8>(skb, layout!(skb_active_extensions)) & 1 << (extension & 7) != 0
+}
+
+/// The value if it may be an address of the kernel, whose highest bit is set, else 0. A datagram in a socket's queue has other
+/// things in the place of its device (`udp_set_dev_scratch`, net/ipv4/udp.c, 5.10 - 7.3), and 5.10 warns on some machines where
+/// that is read from.
+#[inline(always)]
+const fn address(value: u64) -> u64 {
+    value & (value as i64 >> 63) as u64
 }
 
 /// Index of the device that the packet is on, came by, or is to leave by. `skb->dev` shares its place with other
@@ -365,6 +376,16 @@ fn place(place: &mut Field, id: FieldId, value: u64) {
         pad: 0,
         value,
     };
+}
+
+/// Whether the socket has a filter, in the place of [`place_connection`], which has no other use for such a packet.
+#[inline(always)]
+fn place_filter(fields: &mut [Field; FIELDS_MAX], sk: u64) {
+    let state = fields[0].value as u8;
+    if sk != 0 && fields[0].id != 0 && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV {
+        let has = member::<u64>(sk, layout!(sock_filter)) != 0;
+        unless_zero(&mut fields[3], FieldId::SocketFilter, 1 + u64::from(has));
+    }
 }
 
 /// A field, or an empty place.

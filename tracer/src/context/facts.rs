@@ -6,6 +6,7 @@ use droptrace_common::{FieldId, Site, bits};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
+    cgroups::Cgroup,
     clock,
     questions::{Answer, Asked, Question, Reply},
     sockets,
@@ -19,6 +20,11 @@ pub const PATIENCE: Duration = Duration::from_millis(250);
 /// How long an event may take from the kernel to here, with which another one's count is compared.
 const OTHERS: Duration = Duration::from_millis(20);
 
+/// A CPU limit is looked at for as long: its period is a tenth of a second by default.
+const LOOK: Duration = Duration::from_millis(110);
+/// What is left of [`PATIENCE`] for the second look.
+const LAST_QUESTION: Duration = Duration::from_millis(30);
+
 /// One event's gathering.
 struct Gathering {
     shared: std::sync::Arc<Shared>,
@@ -26,6 +32,10 @@ struct Gathering {
     facts: Facts,
     /// When and how a rule ended the packet, where that is asked.
     rule_end: Option<(u64, RuleEnd)>,
+    /// Of the listener, else of the packet's socket.
+    inode: Option<u64>,
+    /// Number of the socket's cgroup.
+    cgroup: Option<u64>,
 }
 
 /// Gathers; the future waits only for what is not known already.
@@ -47,6 +57,8 @@ pub(super) fn gather(
                 ..known
             },
             rule_end: None,
+            inode: None,
+            cgroup: None,
         };
         gathering.run(&event, &needs).await;
         gathering.facts
@@ -84,6 +96,77 @@ impl Gathering {
             let reply = self.wait(asked).await;
             self.take(name, &question, reply).await;
         }
+        if needs.contains(&Need::CgroupPrograms) {
+            self.look_at_cgroup(event).await;
+        }
+        if needs.contains(&Need::Progress) {
+            self.look_at_owner(event).await;
+        }
+    }
+
+    /// Asks which programs look at the socket's packets: by its cgroup, else by that of its owner.
+    async fn look_at_cgroup(&mut self, event: &RawEvent) {
+        let owner = self
+            .facts
+            .owner
+            .as_ref()
+            .map(|owner| Cgroup::OfProcess(owner.pid));
+        let Some(cgroup) = self.cgroup.map(Cgroup::Number).or(owner) else {
+            return self.miss("cgroup_programs", "the cgroup of the socket is not known");
+        };
+        let question = Question::CgroupPrograms {
+            netns: event.header.netns,
+            cgroup,
+        };
+        match self.reply(question).await {
+            Ok(Answer::CgroupPrograms(programs)) => self.facts.cgroup_programs = Some(programs),
+            Ok(_) => {}
+            Err(reason) => self.miss("cgroup_programs", reason),
+        }
+    }
+
+    /// Asks how the owner of the listener or socket gets on; one with a CPU limit or a thread in state D is looked at twice.
+    async fn look_at_owner(&mut self, event: &RawEvent) {
+        let netns = event.header.netns;
+        let owner = match &self.facts.listener {
+            Some(listener) => listener.owner.as_ref(),
+            None => self.facts.owner.as_ref(),
+        };
+        let (Some(pid), Some(inode)) = (owner.map(|owner| owner.pid), self.inode) else {
+            return self.miss("progress", "the owner is not known");
+        };
+        let asked = self.reply(Question::Progress { netns, pid, inode }).await;
+        let (mut progress, blocked, when) = match asked {
+            Ok(Answer::Progress(progress, blocked, when)) => (progress, blocked, when),
+            Ok(_) => return,
+            Err(reason) => return self.miss("progress", reason),
+        };
+        if progress.cpu_limit.is_some() || progress.blocked > 0 {
+            sleep_until((Instant::from_std(when) + LOOK).min(self.deadline - LAST_QUESTION)).await;
+        }
+        // Many a thread is in state D for a moment.
+        if progress.blocked > 0 {
+            let threads = blocked;
+            progress.blocked = match self.reply(Question::Blocked { netns, threads }).await {
+                Ok(Answer::Blocked(still)) => still,
+                Ok(_) => 0,
+                Err(reason) => {
+                    self.miss("blocked_threads", reason);
+                    0
+                }
+            };
+        }
+        if let Some(limit) = &progress.cpu_limit {
+            let cgroup = limit.cgroup.clone();
+            match self.reply(Question::Throttled { netns, cgroup }).await {
+                Ok(Answer::Throttled(now)) => {
+                    progress.throttled = Some(now.saturating_sub(limit.throttled));
+                }
+                Ok(_) => {}
+                Err(reason) => self.miss("throttled", reason),
+            }
+        }
+        self.facts.progress = Some(progress);
     }
 
     /// Takes what context holds already, and lists what must be asked: the field's name and the question.
@@ -152,6 +235,17 @@ impl Gathering {
                         Err(reason) => missing.push(("owner", reason)),
                     }
                 }
+                Need::Socket => {
+                    if let Some(inode) = event.field(FieldId::SocketInode).filter(|&inode| inode != 0) {
+                        questions.push(("owner".to_owned(), Question::Process { netns, inode }));
+                    }
+                    match socket(event, &sockets::as_raw(*packet), came_by.unwrap_or(0), local) {
+                        Ok(question) => questions.push(("socket".to_owned(), question)),
+                        Err(reason) => missing.push(("socket", reason)),
+                    }
+                }
+                // Once the owner is known.
+                Need::Progress | Need::CgroupPrograms => {}
                 Need::SourceHolder => match packet.src {
                     Some(source) => self.facts.source_holder = Some(known.addresses.holder(source)),
                     None => missing.push(("source_holder", "the packet has no source address")),
@@ -187,6 +281,13 @@ impl Gathering {
                         questions.push(("ipvs_services".to_owned(), Question::Services { netns, address }));
                     }
                     None => missing.push(("ipvs_services", "the packet has no destination address")),
+                },
+                Need::MemoryPages => match packet.protocol {
+                    Some(protocol) => questions.push((
+                        "memory_pages".to_owned(),
+                        Question::MemoryPages { netns, protocol },
+                    )),
+                    None => missing.push(("memory_pages", "the packet has no protocol")),
                 },
                 Need::Conntrack => questions.push(("conntrack".to_owned(), Question::Conntrack { netns })),
                 Need::Link => match [header.ifindex, header.iif].into_iter().find(|&index| index != 0) {
@@ -246,8 +347,22 @@ impl Gathering {
                 listener.owner = self.owner(question, listener.inode).await;
                 self.facts.listener = Some(listener);
             }
-            Ok(Answer::Socket(inode)) => self.facts.owner = self.owner(question, inode).await,
-            Ok(Answer::Owner(owner)) => self.facts.owner = Some(owner),
+            Ok(Answer::Socket(found)) => {
+                if name == "socket" {
+                    self.facts.socket = Some(found.memory);
+                }
+                self.inode = Some(found.inode);
+                self.cgroup = found.cgroup;
+                if self.facts.owner.is_none() {
+                    self.facts.owner = self.owner(question, found.inode).await;
+                }
+            }
+            Ok(Answer::Owner(owner)) => {
+                if let Question::Process { inode, .. } = *question {
+                    self.inode = self.inode.or(Some(inode));
+                }
+                self.facts.owner = Some(owner);
+            }
             Ok(Answer::Route(route)) if name == "route" => self.facts.route = Some(route),
             Ok(Answer::Route(route)) => self.facts.reverse_route = Some(route),
             Ok(Answer::Services(services)) => self.facts.ipvs_services = Some(services),
@@ -259,7 +374,14 @@ impl Gathering {
             }
             Ok(Answer::Queues(queues)) => self.facts.queues = Some(queues),
             Ok(Answer::Read) => self.take_rules(question).await,
-            Ok(Answer::Present) => {}
+            Ok(Answer::MemoryPages(pages)) => self.facts.memory_pages = Some(pages),
+            Ok(
+                Answer::Present
+                | Answer::Progress(..)
+                | Answer::Blocked(_)
+                | Answer::Throttled(_)
+                | Answer::CgroupPrograms(_),
+            ) => {}
             Err(reason) => {
                 // An earlier reading tells the chains all the same.
                 self.take_rules(question).await;
@@ -275,6 +397,7 @@ impl Gathering {
         let (Question::Listener { netns, .. } | Question::Socket { netns, .. }) = *question else {
             return None;
         };
+        self.inode = Some(inode);
         match self.reply(Question::Process { netns, inode }).await {
             Ok(Answer::Owner(owner)) => Some(owner),
             Ok(_) => None,
@@ -343,12 +466,16 @@ const fn field_of(need: &Need) -> &'static str {
     match need {
         Need::Listener => "listener",
         Need::Owner => "owner",
+        Need::Socket => "socket",
+        Need::Progress => "progress",
+        Need::CgroupPrograms => "cgroup_programs",
         Need::SourceHolder => "source_holder",
         Need::DestinationHolder => "destination_holder",
         Need::ReverseRoute => "reverse_route",
         Need::Route => "route",
         Need::IpvsServices => "ipvs_services",
         Need::Conntrack => "conntrack",
+        Need::MemoryPages => "memory_pages",
         Need::Link => "link",
         Need::NeighbourTable => "neighbour_table",
         Need::Queues => "queues",

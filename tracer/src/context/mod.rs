@@ -10,14 +10,18 @@
 //! processes hold is found within a second, or when an event names it.
 
 mod addresses;
+mod cgroups;
 mod clock;
 mod counters;
+mod datagrams;
 mod facts;
 mod ipvs;
 mod links;
+mod memory;
 mod netlink;
 mod netns;
 mod processes;
+mod progress;
 mod publish;
 mod questions;
 mod routes;

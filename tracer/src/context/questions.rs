@@ -10,8 +10,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
+use super::{cgroups::Cgroup, progress::Blocked, sockets::Local};
 use crate::diagnose::{
-    ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, NfQueue, Owner, RouteAnswer,
+    CgroupPrograms, ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, NfQueue, Owner, Progress,
+    RouteAnswer,
 };
 
 /// Answers kept; beyond that the stale ones, and if need be all, are forgotten.
@@ -42,6 +44,14 @@ pub(super) enum Question {
     },
     /// Which process holds a socket?
     Process { netns: u32, inode: u64 },
+    /// How do the processes that hold a socket get on?
+    Progress { netns: u32, pid: u32, inode: u64 },
+    /// How many of these threads are in state D still?
+    Blocked { netns: u32, threads: Blocked },
+    /// Which programs look at the packets of a cgroup's sockets?
+    CgroupPrograms { netns: u32, cgroup: Cgroup },
+    /// How often was a cgroup held back by its CPU limit?
+    Throttled { netns: u32, cgroup: String },
     /// Where would a packet go?
     Route {
         netns: u32,
@@ -62,6 +72,8 @@ pub(super) enum Question {
     Queues { netns: u32 },
     /// What do the rules count by now?
     Rulesets { netns: u32 },
+    /// How many pages do all sockets of a protocol hold?
+    MemoryPages { netns: u32, protocol: u8 },
     /// What does a file below `/proc/sys` say?
     Sysctl { netns: u32, path: PathBuf },
 }
@@ -73,9 +85,11 @@ impl Question {
             // Whoever asks wants to know what they count after a packet of its own.
             Self::Rulesets { .. } => Duration::ZERO,
             Self::Conntrack { .. }
+            | Self::MemoryPages { .. }
             | Self::Link { .. }
             | Self::NeighbourTable { .. }
             | Self::Queues { .. } => Duration::from_millis(200),
+            Self::Throttled { .. } | Self::Blocked { .. } => Duration::from_millis(50),
             Self::Services { .. } => Duration::from_millis(500),
             _ => Duration::from_secs(1),
         }
@@ -88,13 +102,19 @@ pub(super) enum Answer {
     Present,
     /// Its owner is a question of its own.
     Listener(Listener),
-    Socket(u64),
+    Socket(Local),
     Owner(Owner),
+    /// Its threads in state D, and when that was.
+    Progress(Progress, Blocked, Instant),
+    Blocked(u32),
+    Throttled(u64),
+    CgroupPrograms(CgroupPrograms),
     Route(RouteAnswer),
     Services(Vec<IpvsService>),
     Conntrack(ConntrackUsage),
     Link(Box<Link>),
     NeighbourTable(NeighbourTable),
+    MemoryPages(u64),
     Sysctl(String),
     Queues(Vec<NfQueue>),
     /// The witness of the netns knows.

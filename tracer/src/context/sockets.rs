@@ -11,14 +11,21 @@ use netlink_packet_sock_diag::{
     inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags, Timer},
 };
 
-use super::netlink::{Message, Netlink, attributes, family};
+use super::netlink::{Message, Netlink, attributes, family, word};
+use crate::diagnose::{Packet, SocketMemory};
 
 /// `SOCK_DIAG_BY_FAMILY` (`include/uapi/linux/sock_diag.h`).
 const BY_FAMILY: u16 = 20;
 /// `INET_DIAG_SKV6ONLY` (`include/uapi/linux/inet_diag.h`).
 const V6ONLY: u16 = 11;
+/// `INET_DIAG_SKMEMINFO` (`include/uapi/linux/inet_diag.h`): `SK_MEMINFO_VARS` words (`include/uapi/linux/sock_diag.h`).
+const SKMEMINFO: u16 = 7;
+/// `INET_DIAG_CGROUP_ID`, which is told unasked.
+const CGROUP_ID: u16 = 21;
 /// `sizeof(struct inet_diag_msg)`.
 const DIAG_MSG: usize = 72;
+/// Offset of `idiag_ext` in `struct inet_diag_req_v2`.
+const EXTENSIONS: usize = 2;
 /// `INET_DIAG_NOCOOKIE`.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
@@ -37,15 +44,20 @@ pub(super) struct Listening {
     pub(super) inode: u64,
 }
 
-/// Tries whether the kernel lists sockets of a protocol, without listing any; loads its module where need be.
+/// Tries whether the kernel lists TCP sockets, without listing any; loads `tcp_diag` where need be.
 ///
 /// # Errors
-/// The kernel has no `tcp_diag` or `udp_diag`, or did not answer.
-pub(super) fn try_listing(diag: &mut Netlink, protocol: u8) -> io::Result<()> {
+/// The kernel has no `tcp_diag`, or did not answer.
+pub(super) fn try_listing(diag: &mut Netlink) -> io::Result<()> {
     let id = SocketId::new_v4();
     let family = family(id.source_address);
-    diag.dump(BY_FAMILY, &request(family, protocol, StateFlags::empty(), id))
+    diag.dump(BY_FAMILY, &request(family, IPPROTO_TCP, StateFlags::empty(), id))
         .map(|_| ())
+}
+
+/// Whether sock_diag lists UDP sockets without loading a module.
+pub(super) fn lists_udp() -> bool {
+    std::path::Path::new("/sys/module/udp_diag").exists()
 }
 
 /// The listeners on a port, of both families; port 0 means all.
@@ -117,14 +129,27 @@ fn score(listening: &Listening, to: IpAddr, ifindex: u32) -> Option<u8> {
 }
 
 /// How many listeners have this one's address, port and device: SO_REUSEPORT makes more than one.
-pub(super) fn sharing(listeners: &[Listening], chosen: &Listening) -> u32 {
-    listeners
-        .iter()
-        .filter(|each| each.address == chosen.address && each.ifindex == chosen.ifindex)
-        .count() as u32
+/// And how many of those have more in their queue than its limit (`sk_acceptq_is_full`, `include/net/sock.h`).
+pub(super) fn sharing(listeners: &[Listening], chosen: &Listening) -> (u32, u32) {
+    let alike = || {
+        listeners
+            .iter()
+            .filter(|each| each.address == chosen.address && each.ifindex == chosen.ifindex)
+    };
+    let full = alike().filter(|each| each.queue_length > each.queue_limit);
+    (alike().count() as u32, full.count() as u32)
 }
 
-/// Inode of the socket that a packet from `remote` to `local` is for, in the kernel's own lookup; `None` where there
+/// A socket that a packet is for or from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Local {
+    pub(super) inode: u64,
+    pub(super) memory: SocketMemory,
+    /// Number of its cgroup.
+    pub(super) cgroup: Option<u64>,
+}
+
+/// The socket that a packet from `remote` to `local` is for, in the kernel's own lookup; `None` where there
 /// is no such socket, or one that no process holds any more (TIME_WAIT).
 ///
 /// # Errors
@@ -135,7 +160,7 @@ pub(super) fn lookup(
     local: SocketAddr,
     remote: SocketAddr,
     ifindex: u32,
-) -> io::Result<Option<u64>> {
+) -> io::Result<Option<Local>> {
     let (from, to) = match protocol {
         IPPROTO_TCP => (local, remote),
         // "src and dst are swapped for historical reasons" (`udp_dump_one`, `net/ipv4/udp_diag.c`, 5.10 - 7.3).
@@ -155,16 +180,41 @@ pub(super) fn lookup(
         interface_id: ifindex,
         cookie: NO_COOKIE,
     };
-    let request = request(family(local.ip()), protocol, StateFlags::all(), id);
+    let mut request = request(family(local.ip()), protocol, StateFlags::all(), id);
+    request[EXTENSIONS] = ExtensionFlags::SKMEMINFO.bits();
     match diag.ask(BY_FAMILY, &request) {
         Ok(message) => {
             let header = InetResponseHeader::parse(&message.body)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
             let inode = u64::from(header.inode);
-            Ok((inode != 0 && header.socket_id.source_port == local.port()).then_some(inode))
+            let of_packet = inode != 0 && header.socket_id.source_port == local.port();
+            Ok(of_packet.then(|| Local {
+                inode,
+                memory: memory(&message.body),
+                cgroup: attributes(&message.body, DIAG_MSG)
+                    .find(|(attribute, _)| *attribute == CGROUP_ID)
+                    .and_then(|(_, value)| Some(u64::from_ne_bytes(value.try_into().ok()?))),
+            }))
         }
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// What a socket's memory information says (`sk_get_meminfo`, `net/core/sock.c`, 5.10 - 7.3).
+fn memory(body: &[u8]) -> SocketMemory {
+    let information = attributes(body, DIAG_MSG).find(|(attribute, _)| *attribute == SKMEMINFO);
+    let number = |index: usize| {
+        information
+            .and_then(|(_, value)| word(value, index * 4))
+            .map(u64::from)
+    };
+    SocketMemory {
+        queued: number(0),
+        receive_buffer: number(1),
+        send_buffer: number(3),
+        backlog: number(7),
+        drops: number(8),
     }
 }
 
@@ -252,6 +302,14 @@ fn request(family: u8, protocol: u8, states: StateFlags, id: SocketId) -> Vec<u8
     body
 }
 
+/// A packet as raw sockets see it, whose protocol stands in the place of the port; one with ports stays as it is.
+pub(super) fn as_raw(mut packet: Packet) -> Packet {
+    if let (None, Some(protocol)) = (packet.dport, packet.protocol) {
+        (packet.sport, packet.dport) = (Some(0), Some(protocol.into()));
+    }
+    packet
+}
+
 /// Source and destination of a packet as the host at `local` sees them: (local, remote).
 pub(super) fn ends(
     source: SocketAddr,
@@ -324,7 +382,12 @@ mod tests {
         assert_eq!(chosen(&listeners, "192.0.2.1", 0), Some(1));
         let two = choose(&listeners, "192.0.2.1".parse().unwrap(), 0, Some(2)).unwrap();
         assert_eq!(two.inode, 2);
-        assert_eq!(sharing(&listeners, two), 2);
+        assert_eq!(sharing(&listeners, two), (2, 0));
+        let full = Listening {
+            queue_length: 129,
+            ..on("0.0.0.0:80", 2)
+        };
+        assert_eq!(sharing(&[listeners[0].clone(), full], two), (2, 1));
     }
 
     #[test]

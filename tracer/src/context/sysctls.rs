@@ -1,6 +1,9 @@
 //! Settings: `/proc/sys` as the calling thread's netns shows it.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use crate::diagnose::ConntrackUsage;
 
@@ -25,11 +28,24 @@ pub(super) fn resolve<'a>(name: &str, words: impl Fn(&str) -> Option<&'a str>) -
     Some((parts.join("."), path))
 }
 
+/// Whether a setting is one for the whole host, which only the initial netns shows (`net_core_table`,
+/// `net/core/sysctl_net_core.c`; `ipv4_table`, `net/ipv4/sysctl_net_ipv4.c`; 5.10 - 7.3).
+pub(super) fn is_of_host(path: &Path) -> bool {
+    [
+        "core/rmem_max",
+        "core/rmem_default",
+        "ipv4/tcp_mem",
+        "ipv4/udp_mem",
+    ]
+    .iter()
+    .any(|name| path == Path::new("/proc/sys/net").join(name))
+}
+
 /// Reads a sysctl of the netns that the calling thread is in.
 ///
 /// # Errors
 /// The reason in words.
-pub(super) fn read(path: &std::path::Path) -> Result<String, String> {
+pub(super) fn read(path: &Path) -> Result<String, String> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(text.trim().to_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!(
@@ -76,8 +92,15 @@ mod tests {
     }
 
     #[test]
+    fn what_the_host_has_once_is_told_from_what_each_netns_has() {
+        let of_host = |name| is_of_host(&path(name, None).unwrap());
+        assert!(of_host("net.core.rmem_max") && of_host("net.ipv4.udp_mem"));
+        assert!(!of_host("net.core.somaxconn") && !of_host("net.ipv4.tcp_syncookies"));
+    }
+
+    #[test]
     fn an_absent_sysctl_says_so() {
-        let reason = read(std::path::Path::new("/proc/sys/net/no_such_setting")).unwrap_err();
+        let reason = read(Path::new("/proc/sys/net/no_such_setting")).unwrap_err();
         assert!(reason.contains("does not exist"), "{reason}");
     }
 }

@@ -20,11 +20,12 @@ use nix::sys::{
 
 use super::{
     addresses::{self, Addresses, Change},
-    counters,
+    cgroups, counters, datagrams,
     ipvs::{self, Ipvs},
-    links,
+    links, memory,
     netlink::{Message, Netlink},
     netns::{self, Found},
+    progress,
     publish::Publisher,
     questions::{Answer, Question, Reply},
     routes, rulesets, sockets,
@@ -106,8 +107,8 @@ pub(super) struct Worker {
     syn_asked: Instant,
     /// Namespaces that were watched so far.
     serial: u64,
-    /// IP protocols whose sockets the kernel does not list.
-    unlisted: BTreeSet<u8>,
+    /// The kernel does not list TCP sockets.
+    tcp_unlisted: bool,
 }
 
 impl Worker {
@@ -141,7 +142,7 @@ impl Worker {
             mounts_changed: false,
             ipvs_asked: now,
             ipvs_family: None,
-            unlisted: BTreeSet::new(),
+            tcp_unlisted: false,
             ipvs_turn: 0,
             syn_asked: now,
             serial: 0,
@@ -154,18 +155,13 @@ impl Worker {
 
     /// Asks for no socket at all: the kernel loads modules at the first question, which takes longer than an event waits.
     fn try_sock_diag(&mut self) {
-        for (protocol, name) in [(libc::IPPROTO_TCP as u8, "TCP"), (libc::IPPROTO_UDP as u8, "UDP")] {
-            let tried = Netlink::open(NETLINK_SOCK_DIAG)
-                .and_then(|mut diag| sockets::try_listing(&mut diag, protocol));
-            if let Err(error) = tried {
-                self.unlisted.insert(protocol);
-                self.shared.problem(
-                    &format!("{name} sockets"),
-                    format!(
-                        "the kernel does not list them, hence listeners and owners stay unknown: {error}"
-                    ),
-                );
-            }
+        let tried = Netlink::open(NETLINK_SOCK_DIAG).and_then(|mut diag| sockets::try_listing(&mut diag));
+        if let Err(error) = tried {
+            self.tcp_unlisted = true;
+            self.shared.problem(
+                "TCP sockets",
+                format!("the kernel does not list them, hence listeners and owners stay unknown: {error}"),
+            );
         }
     }
 
@@ -384,6 +380,14 @@ impl Worker {
             self.shared
                 .problem("own network namespace", format!("cannot go back to it: {error}"));
         }
+    }
+
+    /// Asks in the netns that this program was started in, then goes on in the visited one.
+    fn at_home<T>(&self, visited: u32, ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        self.go_home();
+        let answer = ask();
+        self.visit(visited).map_err(words)?;
+        answer
     }
 
     // Addresses.
@@ -670,17 +674,21 @@ impl Worker {
                         std::net::SocketAddr::new(*to, *port)
                     )
                 })?;
+                let (sharing, sharing_full) = sockets::sharing(&listeners, chosen);
                 Ok(Answer::Listener(Listener {
                     address: chosen.address,
                     queue_length: chosen.queue_length,
                     queue_limit: chosen.queue_limit,
                     inode: chosen.inode,
                     owner: None,
-                    sharing: sockets::sharing(&listeners, chosen),
+                    sharing,
+                    sharing_full,
                 }))
             }
-            Question::Socket { protocol, .. } if self.unlisted.contains(protocol) => {
-                Err("the kernel does not list sockets of this protocol".to_owned())
+            Question::Socket { protocol, .. }
+                if self.tcp_unlisted && libc::IPPROTO_TCP == i32::from(*protocol) =>
+            {
+                Err("the kernel does not list TCP sockets".to_owned())
             }
             Question::Socket {
                 protocol,
@@ -688,10 +696,18 @@ impl Worker {
                 remote,
                 ifindex,
                 ..
-            } => sockets::lookup(visit.diag()?, *protocol, *local, *remote, *ifindex)
-                .map_err(words)?
-                .map(Answer::Socket)
-                .ok_or_else(|| "no process has a socket for this packet".to_owned()),
+            } => {
+                let found = match i32::from(*protocol) {
+                    libc::IPPROTO_UDP if !sockets::lists_udp() => datagrams::lookup("udp", *local, *remote)?,
+                    libc::IPPROTO_UDP | libc::IPPROTO_TCP => {
+                        sockets::lookup(visit.diag()?, *protocol, *local, *remote, *ifindex).map_err(words)?
+                    }
+                    _ => datagrams::lookup("raw", *local, *remote)?,
+                };
+                found
+                    .map(Answer::Socket)
+                    .ok_or_else(|| "no process has a socket for this packet".to_owned())
+            }
             Question::Route { netns, to, from, iif } => {
                 let route = routes::lookup(visit.route()?, *to, *from, *iif).map_err(words)?;
                 let of_device = route.ifindex.and_then(|index| self.device_mtu(*netns, index));
@@ -712,6 +728,11 @@ impl Worker {
                     .map_err(words)?;
                 Ok(Answer::Services(services))
             }
+            Question::Progress { pid, inode, .. } => progress::read(*pid, *inode)
+                .map(|(progress, blocked)| Answer::Progress(progress, blocked, Instant::now())),
+            Question::Blocked { threads, .. } => Ok(Answer::Blocked(threads.still())),
+            Question::CgroupPrograms { cgroup, .. } => cgroups::programs(*cgroup).map(Answer::CgroupPrograms),
+            Question::Throttled { cgroup, .. } => progress::throttled(cgroup).map(Answer::Throttled),
             Question::Conntrack { .. } => sysctls::conntrack().map(Answer::Conntrack),
             Question::Link { index, .. } => links::read(visit.route()?, *index)
                 .map(|link| Answer::Link(Box::new(link)))
@@ -720,7 +741,11 @@ impl Worker {
                 .map(Answer::NeighbourTable)
                 .map_err(words),
             Question::Queues { .. } => rulesets::queues().map(Answer::Queues).map_err(words),
+            Question::Sysctl { netns, path } if sysctls::is_of_host(path) => {
+                self.at_home(*netns, || sysctls::read(path)).map(Answer::Sysctl)
+            }
             Question::Sysctl { path, .. } => sysctls::read(path).map(Answer::Sysctl),
+            Question::MemoryPages { protocol, .. } => memory::pages(*protocol).map(Answer::MemoryPages),
             Question::Netns(netns) => self.present(*netns),
             Question::Rulesets { .. } => Err("read at another time".to_owned()),
             Question::Process { .. } => Err("asked of the wrong thread".to_owned()),
@@ -911,6 +936,11 @@ const fn netns_of(question: &Question) -> u32 {
         | Question::NeighbourTable { netns, .. }
         | Question::Queues { netns }
         | Question::Rulesets { netns }
+        | Question::Progress { netns, .. }
+        | Question::Blocked { netns, .. }
+        | Question::CgroupPrograms { netns, .. }
+        | Question::Throttled { netns, .. }
+        | Question::MemoryPages { netns, .. }
         | Question::Sysctl { netns, .. } => *netns,
     }
 }

@@ -61,6 +61,12 @@ pub enum Need {
     Listener,
     /// [`Facts::owner`]: the process that owns the local socket of the packet.
     Owner,
+    /// [`Facts::socket`], and [`Facts::owner`]: the local socket of the packet.
+    Socket,
+    /// [`Facts::cgroup_programs`].
+    CgroupPrograms,
+    /// [`Facts::progress`]: of the owner of the listener, else of the packet's socket.
+    Progress,
     /// [`Facts::source_holder`].
     SourceHolder,
     /// [`Facts::destination_holder`].
@@ -73,6 +79,8 @@ pub enum Need {
     IpvsServices,
     /// [`Facts::conntrack`].
     Conntrack,
+    /// [`Facts::memory_pages`].
+    MemoryPages,
     /// [`Facts::rules`]: the rules that can have ended the packet.
     Rules,
     /// [`Facts::queues`].

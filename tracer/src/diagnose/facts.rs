@@ -37,6 +37,15 @@ pub struct Facts {
     pub listener: Option<Listener>,
     /// The process that owns the packet's socket.
     pub owner: Option<Owner>,
+    /// BPF programs that look at what the packet's socket receives and sends.
+    #[serde(default)]
+    pub cgroup_programs: Option<CgroupPrograms>,
+    /// How the owner of the socket or listener gets on.
+    #[serde(default)]
+    pub progress: Option<Progress>,
+    /// The memory of the packet's socket, when asked.
+    #[serde(default)]
+    pub socket: Option<SocketMemory>,
     /// Settings of the netns by sysctl name (`net.core.somaxconn`).
     pub sysctls: BTreeMap<String, String>,
     /// Where the netns would send a packet to the event's source address.
@@ -62,6 +71,9 @@ pub struct Facts {
     /// Queues of the netns to which rules give packets (NFQUEUE).
     #[serde(default)]
     pub queues: Option<Vec<NfQueue>>,
+    /// Pages that all sockets of the packet's protocol hold on this host.
+    #[serde(default)]
+    pub memory_pages: Option<u64>,
     /// Kernel's ticks per second.
     pub hz: Option<u32>,
     /// What could not be had: field → reason.
@@ -92,6 +104,9 @@ pub struct Listener {
     pub owner: Option<Owner>,
     /// How many listeners share address and port (SO_REUSEPORT).
     pub sharing: u32,
+    /// How many of those have a full queue.
+    #[serde(default)]
+    pub sharing_full: u32,
 }
 
 /// A process that owns a socket.
@@ -101,6 +116,70 @@ pub struct Owner {
     pub pid: u32,
     /// Name of the process (`/proc/PID/comm`).
     pub comm: String,
+}
+
+/// BPF programs of a socket's cgroup and of those above it, each as `NAME (id NUMBER)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupPrograms {
+    /// Path of the cgroup in the unified hierarchy.
+    pub cgroup: String,
+    /// Those that look at what it receives.
+    pub ingress: Vec<String>,
+    /// Those that look at what it sends.
+    pub egress: Vec<String>,
+}
+
+/// How the processes that hold a socket get on: its owner, and those of the owner's children that hold it, too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// How many they are.
+    pub processes: u32,
+    /// Their threads.
+    pub threads: u32,
+    /// Threads that are stopped or traced (state T or t).
+    pub stopped: u32,
+    /// Threads that waited and could not be interrupted (state D), and did so a tenth of a second later still.
+    pub blocked: u32,
+    /// Threads that run or are ready to (state R).
+    pub running: u32,
+    /// Kernel function in which one of them waits: one in state D, else the first.
+    pub waits_in: Option<String>,
+    /// The owner's cgroup in the unified hierarchy.
+    pub cgroup: Option<String>,
+    /// That cgroup, or one above it, is frozen.
+    pub frozen: bool,
+    /// Percent of the last ten seconds in which all of the cgroup waited for memory.
+    pub memory_stall: Option<f64>,
+    /// The tightest CPU limit of the cgroup and those above it.
+    pub cpu_limit: Option<CpuLimit>,
+    /// Times that this limit held back while it was looked at.
+    pub throttled: Option<u64>,
+}
+
+/// A limit of CPU time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuLimit {
+    /// The cgroup that has it.
+    pub cgroup: String,
+    /// Percent of one CPU.
+    pub percent: u64,
+    /// Times that it held back so far (`nr_throttled`).
+    pub throttled: u64,
+}
+
+/// How much a socket holds, and may hold; `None`: not told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketMemory {
+    /// Bytes that received packets take in it, overhead included (`sk_rmem_alloc`).
+    pub queued: Option<u64>,
+    /// Limit of that in bytes (`sk_rcvbuf`).
+    pub receive_buffer: Option<u64>,
+    /// Limit of what it sends, in bytes (`sk_sndbuf`).
+    pub send_buffer: Option<u64>,
+    /// Bytes of packets that came while its owner had it locked (`sk_backlog.len`).
+    pub backlog: Option<u64>,
+    /// Packets that it has lost (`sk_drops`).
+    pub drops: Option<u64>,
 }
 
 /// Answer of the routing table.

@@ -19,8 +19,9 @@ pub use catalogue::{
 };
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
-    Action, AddressHolder, BpfProgram, ConntrackUsage, Facts, Filter, IpvsDestination, IpvsService, Link,
-    Listener, NeighbourTable, NfQueue, Owner, Qdisc, RouteAnswer, Side, Xdp,
+    Action, AddressHolder, BpfProgram, CgroupPrograms, ConntrackUsage, CpuLimit, Facts, Filter,
+    IpvsDestination, IpvsService, Link, Listener, NeighbourTable, NfQueue, Owner, Progress, Qdisc,
+    RouteAnswer, Side, SocketMemory, Xdp,
 };
 pub use netfilter::{BaseChain, Ending, HookPoint, HookPoints, Rule, RuleEnd, Rules};
 pub use reconcile::{

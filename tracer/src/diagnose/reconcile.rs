@@ -106,6 +106,12 @@ pub const WITNESSES: &[Witness] = &[
         ..ROW
     },
     Witness {
+        counters: &["UdpRcvbufErrors", "Udp6RcvbufErrors"],
+        causes: &["socket-rcvbuf-full"],
+        bits: bits::UDP,
+        ..ROW
+    },
+    Witness {
         counters: &["conntrack:insert_failed"],
         causes: &["conntrack-insert-race", "conntrack-nat-exhausted"],
         ..ROW

@@ -147,6 +147,14 @@ pub const HOOKS: &[Hook] = &[
             all("not-forwarding"),
             all("blackhole-route"),
             all("neigh-failed"),
+            all("socket-rcvbuf-full"),
+            all("udp-memory"),
+            all("socket-backlog-full"),
+            all("socket-filter"),
+            all("cgroup-bpf"),
+            all("tcp-memory"),
+            all("tcp-md5"),
+            all("tcp-ao"),
             all("local-source"),
             all("rp-filter"),
             all("martian-source"),
@@ -321,6 +329,33 @@ pub const HOOKS: &[Hook] = &[
             part("tcp-challenge-ack", "segment: reset and syn"),
         ],
         price: "once for each segment off the TCP fast path",
+        ..ROW
+    },
+    Hook {
+        name: "udp_enqueue",
+        doc: "a datagram that its socket has no room for",
+        target: Target::Function(&["__udp_enqueue_schedule_skb"], Phases::EntryAndExit),
+        when: When::WithoutReasons,
+        needs: &["arg_udp_enqueue_sk", "arg_udp_enqueue_skb"],
+        serves: &[all("socket-rcvbuf-full"), all("udp-memory")],
+        price: "once for each datagram that reaches a socket",
+        ..ROW
+    },
+    Hook {
+        name: "tcp_add_backlog",
+        doc: "a segment whose socket is locked by its owner, and may keep no more of them until it is unlocked",
+        target: Target::Function(&["tcp_add_backlog"], Phases::EntryAndExit),
+        when: When::WithoutReasons,
+        needs: &[
+            "arg_add_backlog_sk",
+            "arg_add_backlog_skb",
+            "sock_net",
+            "net_statistics",
+            "bpf_array_pptrs",
+            "mib_backlog_drop",
+        ],
+        serves: &[all("socket-backlog-full")],
+        price: "once for each segment that comes while its socket's owner has it locked",
         ..ROW
     },
     Hook {

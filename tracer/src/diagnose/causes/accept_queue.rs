@@ -4,6 +4,7 @@ use droptrace_common::{FieldId, Site, bits};
 
 use super::{
     listener::{self, CANDIDATES, LIMIT_FROM, LimitFrom, Refuser},
+    progress::{self, HeldUp},
     values::{in_netns, sysctl_number},
 };
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
@@ -41,6 +42,16 @@ pub(super) static CAUSE: Cause = Cause {
             "listeners that share the address and port (SO_REUSEPORT)",
         ),
         CANDIDATES,
+        (
+            "sharing_full",
+            "of those, how many have a full queue, when asked just after",
+        ),
+        progress::EVIDENCE[0],
+        progress::EVIDENCE[1],
+        progress::EVIDENCE[2],
+        progress::EVIDENCE[3],
+        progress::EVIDENCE[4],
+        progress::EVIDENCE[5],
     ],
     remedy: "Find out why the application does not call accept(): blocked on a disk or NFS, stopped, out of CPU. If \
         bursts are the reason, raise its backlog and net.core.somaxconn of its netns, then restart the listener.",
@@ -50,6 +61,7 @@ pub(super) static CAUSE: Cause = Cause {
     benign: false,
     needs: &[
         Need::Listener,
+        Need::Progress,
         Need::Sysctl("net.core.somaxconn"),
         Need::Sysctl("net.ipv4.tcp_abort_on_overflow"),
     ],
@@ -101,6 +113,10 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         .put(
             CANDIDATES.0,
             listener::candidates(event, FieldId::AcceptQueueLength),
+        )
+        .put(
+            "sharing_full",
+            facts.listener.as_ref().map(|known| known.sharing_full),
         );
     found.owner = refuser.owner.cloned();
     advise(&mut found, facts, &refuser);
@@ -109,15 +125,26 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 
 fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
     let who = refuser.who();
-    found.advise(
-        format!(
-            "See what keeps {who} from calling accept(): blocked on a file system, stopped, or short of CPU."
-        ),
-        refuser
-            .owner
-            .map(|owner| format!("cat /proc/{0}/stack /proc/{0}/status", owner.pid)),
-        "Reads only. A larger queue only delays the loss when accept() is not called at all.",
-    );
+    let held = progress::put(found, facts, refuser.owner, "call accept()");
+    if let Some(known) = facts
+        .listener
+        .as_ref()
+        .filter(|known| known.sharing_full < known.sharing)
+    {
+        found.advise(
+            format!(
+                "{} of {} listeners on {} have room: the kernel gives each connection to one of them by its addresses and ports, however full it is. Mend the one that is full.",
+                known.sharing - known.sharing_full,
+                known.sharing,
+                known.address
+            ),
+            Some(in_netns(facts, refuser.owner, &format!("ss -ltnp sport = :{}", known.address.port()))),
+            "Reads only: Recv-Q is what waits, Send-Q the limit, and the process stands behind.",
+        );
+    }
+    if held.is_some_and(HeldUp::takes_nothing) {
+        return;
+    }
     let (Some(limit), Some(somaxconn), Some(from)) = (refuser.limit, refuser.somaxconn, refuser.limit_from())
     else {
         return;
@@ -155,8 +182,9 @@ fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
 pub(super) mod tests {
     use droptrace_common::{FieldId, Site, bits};
 
+    use crate::diagnose::causes::progress;
     use crate::diagnose::causes::sample::{ACK, Kernel, SYN, Sample, V5_10, V6_1, V6_12, V7_3};
-    use crate::diagnose::{FoundBy, Listener, Owner, Verdict};
+    use crate::diagnose::{FoundBy, Listener, Owner, Progress, Verdict};
 
     fn at(kernel: Kernel, site: Site) -> Sample {
         let sample = match (site, kernel) {
@@ -192,6 +220,12 @@ pub(super) mod tests {
                     comm: "nginx".to_owned(),
                 }),
                 sharing: 2,
+                sharing_full: 2,
+            });
+            facts.progress = Some(Progress {
+                throttled: Some(0),
+                blocked: 0,
+                ..progress::tests::throttled()
             });
         })
     }
@@ -266,10 +300,7 @@ pub(super) mod tests {
             .label();
         assert_eq!(drop.owner.map(|owner| owner.pid), Some(42));
         assert_eq!(drop.evidence["listener"], "10.0.0.1:80");
-        assert_eq!(
-            drop.remedy[0].command.as_deref(),
-            Some("cat /proc/42/stack /proc/42/status")
-        );
+        assert_eq!(drop.remedy[0].command.as_deref(), Some("top -H -b -n 1 -p 42"));
         assert_eq!(
             drop.remedy[1].command.as_deref(),
             Some("nsenter -t 42 -n sysctl -w net.core.somaxconn=1024")

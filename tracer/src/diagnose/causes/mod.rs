@@ -6,6 +6,7 @@ mod bad_header;
 mod benign;
 mod blackhole_route;
 mod bridge_netfilter;
+mod cgroup_bpf;
 mod checksum_error;
 mod clash;
 mod conntrack_dying;
@@ -40,22 +41,31 @@ mod packet_too_big;
 mod paws_established;
 mod paws_request;
 mod paws_timewait;
+mod progress;
 mod qdisc;
 mod qdisc_full;
 mod qdisc_policy;
 mod rp_filter;
+mod socket_backlog_full;
+mod socket_filter;
+mod socket_rcvbuf_full;
 mod sums;
 mod syn_backlog;
 mod syn_queue;
 mod syn_refused;
 mod tc_program;
+mod tcp_ao;
 mod tcp_challenge_ack;
+mod tcp_md5;
+mod tcp_memory;
 mod tcp_ofo_pruned;
 mod tcp_out_of_window;
+mod tcp_signature;
 mod tcp_zero_window;
 mod timestamps;
 mod timewait_old_sequence;
 mod ttl_exceeded;
+mod udp_memory;
 mod unknown;
 mod values;
 mod vip_no_service;
@@ -101,6 +111,14 @@ pub(super) static ALL: &[&Cause] = &[
     &vip_no_service::CAUSE,
     &benign::TCP_RESET_RECEIVED,
     &no_socket::CAUSE,
+    &socket_rcvbuf_full::CAUSE,
+    &socket_backlog_full::CAUSE,
+    &udp_memory::CAUSE,
+    &tcp_memory::CAUSE,
+    &socket_filter::CAUSE,
+    &cgroup_bpf::CAUSE,
+    &tcp_md5::CAUSE,
+    &tcp_ao::CAUSE,
     &neigh_failed::CAUSE,
     &neigh_queue_full::CAUSE,
     &neigh_table_full::CAUSE,

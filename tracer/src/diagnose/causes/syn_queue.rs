@@ -170,6 +170,7 @@ pub(super) mod tests {
                             inode: 7,
                             owner: None,
                             sharing: 1,
+                            sharing_full: 1,
                         });
                     })
             })

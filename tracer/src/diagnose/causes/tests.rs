@@ -5,17 +5,18 @@ use std::collections::BTreeSet;
 use droptrace_common::{FieldId, Site, bits, route};
 
 use super::{
-    ALL, accept_queue, bad_header, blackhole_route, bridge_netfilter, checksum_error, conntrack_dying,
-    conntrack_helper, conntrack_insert_race, conntrack_invalid, conntrack_nat_exhausted,
+    ALL, accept_queue, bad_header, blackhole_route, bridge_netfilter, cgroup_bpf, checksum_error,
+    conntrack_dying, conntrack_helper, conntrack_insert_race, conntrack_invalid, conntrack_nat_exhausted,
     conntrack_table_full, cpu_backlog_full, device_tx_drop, fragment_reassembly, ipvs_destination_gone,
     ipvs_no_destination, ipvs_timewait_reuse, local_source, martian_destination, martian_source,
     masquerade_no_address, neigh_failed, neigh_queue_full, neigh_table_full, netfilter_reject,
     netfilter_rule, nfqueue, no_route, no_socket, not_forwarding, packet_too_big, paws_established,
     paws_request, paws_timewait, qdisc_full, qdisc_policy, rp_filter,
     sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
-    syn_backlog, syn_queue, syn_refused, table, tc_program, tcp_challenge_ack, tcp_ofo_pruned,
-    tcp_out_of_window, tcp_zero_window, timewait_old_sequence, ttl_exceeded, unknown, vip_no_service,
-    xdp_program, xfrm_policy,
+    socket_backlog_full, socket_filter, socket_rcvbuf_full, syn_backlog, syn_queue, syn_refused, table,
+    tc_program, tcp_ao, tcp_challenge_ack, tcp_md5, tcp_memory, tcp_ofo_pruned, tcp_out_of_window,
+    tcp_zero_window, timewait_old_sequence, ttl_exceeded, udp_memory, unknown, vip_no_service, xdp_program,
+    xfrm_policy,
 };
 use crate::diagnose::{Cause, Direction};
 
@@ -54,6 +55,14 @@ fn samples(cause: &Cause) -> Vec<Sample> {
         "conntrack-dying" => conntrack_dying::tests::samples(),
         "masquerade-no-address" => masquerade_no_address::tests::samples(),
         "no-socket" => no_socket::tests::samples(),
+        "socket-rcvbuf-full" => socket_rcvbuf_full::tests::samples(),
+        "socket-backlog-full" => socket_backlog_full::tests::samples(),
+        "udp-memory" => udp_memory::tests::samples(),
+        "tcp-memory" => tcp_memory::tests::samples(),
+        "socket-filter" => socket_filter::tests::samples(),
+        "cgroup-bpf" => cgroup_bpf::tests::samples(),
+        "tcp-md5" => tcp_md5::tests::samples(),
+        "tcp-ao" => tcp_ao::tests::samples(),
         "neigh-failed" => neigh_failed::tests::samples(),
         "checksum-error" => checksum_error::tests::samples(),
         "bad-header" => bad_header::tests::samples(),
@@ -87,7 +96,10 @@ fn kernels(slug: &str) -> &'static [Kernel] {
         // Counted as PAWSEstab before.
         "paws-old-ack" => &[V7_3],
         // 5.10 has no reason to keep, and frees old segments untraced.
-        "kernel-reason" | "xfrm-policy" | "duplicate-data" | "segment-after-fin" => &[V6_1, V6_12, V7_3],
+        "kernel-reason" | "xfrm-policy" | "duplicate-data" | "segment-after-fin" | "socket-filter"
+        | "tcp-memory" | "tcp-md5" => &[V6_1, V6_12, V7_3],
+        // Since 6.7.
+        "tcp-ao" => &[V6_12, V7_3],
         _ => &Kernel::ALL,
     }
 }
@@ -98,10 +110,10 @@ fn slugs_are_unique_and_kebab_case() {
     for cause in ALL {
         assert!(seen.insert(cause.slug), "{} twice", cause.slug);
         assert!(
-            cause
-                .slug
-                .split('-')
-                .all(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase())),
+            cause.slug.split('-').all(|word| !word.is_empty()
+                && word
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())),
             "{}",
             cause.slug
         );
@@ -255,7 +267,7 @@ fn direction_follows_device_and_route() {
             .bits(bits)
     };
     let routed = |sample: Sample, kind| sample.field(FieldId::Route, kind);
-    for (sample, direction) in [
+    for (sample, direction) in vec![
         (packet(0).on("eth0"), Some(Direction::In)),
         (routed(packet(0).on("eth0"), route::HERE), Some(Direction::In)),
         (routed(packet(0).on("eth0"), route::NOWHERE), Some(Direction::In)),

@@ -2,7 +2,7 @@
 
 use droptrace_common::Site;
 
-use super::{bad_header, checksum_error, conntrack_dying, netfilter};
+use super::{bad_header, checksum_error, conntrack_dying, netfilter, socket_filter, tcp_memory};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The evidence of a cause that knows no more than the kernel says.
@@ -95,10 +95,29 @@ pub(super) fn find(event: &RawEvent, facts: &Facts) -> Finding {
     found
 }
 
+/// Where a datagram is freed that fails any check of its socket.
+const UDP_CHECKS: [&str; 2] = ["udp_queue_rcv_one_skb", "udpv6_queue_rcv_one_skb"];
+
 fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = find(event, facts);
     let signature = Signature::of_event(event, facts);
-    let doubt = netfilter::doubt(&signature).or_else(|| {
+    let free = signature.site == Site::Free;
+    let of_socket = || {
+        if !free {
+            None
+        } else if signature.because(&["SOCKET_FILTER"]) {
+            Some(socket_filter::doubt(event, facts))
+        } else if signature.because(&["PROTO_MEM"]) {
+            Some(tcp_memory::DOUBT)
+        } else if signature.reason.is_none() && signature.at(&UDP_CHECKS) {
+            Some(
+                "a filter of the socket, a BPF program of its cgroup, a security module, a bad checksum or an IPsec policy: kernels without drop reasons free the datagram at the same place",
+            )
+        } else {
+            None
+        }
+    };
+    let doubt = netfilter::doubt(&signature).or_else(of_socket).or_else(|| {
         let overflow = signature.site == Site::Free && signature.because(&["TCP_LISTEN_OVERFLOW"]);
         overflow.then_some(
             "the kernel gives this reason for every last ACK of a handshake that a listener refuses, whether its queue is full or not",
@@ -153,13 +172,13 @@ pub(super) mod tests {
 
     #[test]
     fn the_kernels_own_word_is_kept() {
-        let drop = Sample::freed(V6_12, Site::Free, "sock_queue_rcv_skb_reason")
-            .reason("SOCKET_RCVBUFF")
+        let drop = Sample::freed(V6_12, Site::Free, "tun_net_xmit")
+            .reason("TAP_FILTER")
             .label();
         assert_eq!(drop.cause, "kernel-reason");
-        assert_eq!(drop.evidence["reason"], "SOCKET_RCVBUFF");
-        assert_eq!(drop.evidence["location"], "sock_queue_rcv_skb_reason");
-        assert!(drop.remedy[0].action.contains("SOCKET_RCVBUFF"));
+        assert_eq!(drop.evidence["reason"], "TAP_FILTER");
+        assert_eq!(drop.evidence["location"], "tun_net_xmit");
+        assert!(drop.remedy[0].action.contains("TAP_FILTER"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use droptrace_common::{FieldId, bits};
 
-use crate::diagnose::{Facts, Owner, RawEvent, address_from_halves};
+use crate::diagnose::{Facts, Owner, RawEvent, SocketMemory, address_from_halves};
 
 /// A setting of the netns, as text.
 pub(super) fn sysctl<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
@@ -77,6 +77,26 @@ pub(super) fn endpoint(address: Option<IpAddr>, port: Option<u16>) -> Option<Str
         (address, Some(port)) => SocketAddr::new(address, port).to_string(),
         (address, None) => address.to_string(),
     })
+}
+
+/// What the packet's socket holds, and may hold: as the event saw it, else when asked.
+pub(super) fn socket_memory(event: &RawEvent, facts: &Facts) -> SocketMemory {
+    let asked = facts.socket.unwrap_or_default();
+    SocketMemory {
+        queued: event.field(FieldId::SocketQueued).or(asked.queued),
+        receive_buffer: event.field(FieldId::SocketReceiveBuffer).or(asked.receive_buffer),
+        send_buffer: event.field(FieldId::SocketSendBuffer).or(asked.send_buffer),
+        backlog: event.field(FieldId::SocketBacklog).or(asked.backlog),
+        drops: asked.drops,
+    }
+}
+
+/// The owner of a socket in words.
+pub(super) fn who(owner: Option<&Owner>) -> String {
+    match owner {
+        Some(owner) => format!("{} (pid {})", owner.comm, owner.pid),
+        None => "the owner of the socket".to_owned(),
+    }
 }
 
 /// Which part of a connection a TCP segment is.

@@ -1,0 +1,94 @@
+//! Packets that their socket has no room for. Hooked only where the kernel has no drop reasons: there the free does not
+//! tell them from others.
+
+use droptrace_common::{FieldId, Site};
+
+use crate::{
+    args::{Entry, Exit},
+    emit::Fields,
+    hint,
+    kernel::{self, layout, member, net_of_sock, tcp_ext},
+    scratch::{self, Function},
+};
+
+/// include/uapi/asm-generic/errno-base.h, errno.h
+const ENOMEM: i32 = 12;
+const ENOBUFS: i32 = 105;
+
+const BACKLOG_DROPS: usize = 0;
+
+/// `__udp_enqueue_schedule_skb(sk, skb)`, net/ipv4/udp.c: a datagram for a socket, IPv4 and IPv6.
+#[inline(always)]
+pub(crate) fn udp_enqueue_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::UdpEnqueue) else {
+        return;
+    };
+    call.sk = ctx.argument(layout!(arg_udp_enqueue_sk));
+    call.skb = ctx.argument(layout!(arg_udp_enqueue_skb));
+}
+
+/// Its end: ENOMEM where the receive buffer is full, ENOBUFS where all of UDP may have no more memory.
+#[inline(always)]
+pub(crate) fn udp_enqueue_exit(ctx: &impl Exit) {
+    let Some(call) = scratch::take(Function::UdpEnqueue) else {
+        return;
+    };
+    let (skb, sk) = (call.skb, call.sk);
+    call.skb = 0;
+    let returned = ctx.returned(layout!(parameters_udp_enqueue)) as i32;
+    let site = if returned == -ENOMEM {
+        Site::ReceiveBufferFull
+    } else if returned == -ENOBUFS {
+        Site::UdpMemory
+    } else {
+        return;
+    };
+    full(skb, sk, site);
+}
+
+/// `tcp_add_backlog(sk, skb)`, net/ipv4/tcp_ipv4.c: a segment whose socket is locked by its owner, IPv4 and IPv6.
+#[inline(always)]
+pub(crate) fn add_backlog_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::AddBacklog) else {
+        return;
+    };
+    call.sk = ctx.argument(layout!(arg_add_backlog_sk));
+    call.skb = ctx.argument(layout!(arg_add_backlog_skb));
+    call.net = net_of_sock(call.sk);
+    call.values[BACKLOG_DROPS] = tcp_ext!(call.net, mib_backlog_drop);
+}
+
+/// Its end: true says that the segment is to be freed, also for a bad checksum; TCPBacklogDrop tells.
+#[inline(always)]
+pub(crate) fn add_backlog_exit(ctx: &impl Exit) {
+    let Some(call) = scratch::take(Function::AddBacklog) else {
+        return;
+    };
+    let (skb, sk) = (call.skb, call.sk);
+    call.skb = 0;
+    if ctx.returned(layout!(parameters_add_backlog)) as u8 != 0
+        && tcp_ext!(call.net, mib_backlog_drop) != call.values[BACKLOG_DROPS]
+    {
+        full(skb, sk, Site::SocketBacklogFull);
+    }
+}
+
+#[inline(always)]
+fn full(skb: u64, sk: u64, site: Site) {
+    let netns = kernel::inode_of_net(net_of_sock(sk));
+    hint::leave(skb, site, netns, 0, 0, |fields| about(fields, sk));
+}
+
+/// What the socket holds, and may hold.
+#[inline(always)]
+fn about(fields: &mut Fields<'_>, sk: u64) {
+    for (id, entry) in [
+        (FieldId::SocketQueued, layout!(sock_rmem_alloc)),
+        (FieldId::SocketReceiveBuffer, layout!(sock_rcvbuf)),
+        (FieldId::SocketSendBuffer, layout!(sock_sndbuf)),
+        (FieldId::SocketBacklog, layout!(sock_backlog_len)),
+    ] {
+        fields.push(id, u64::from(member::<u32>(sk, entry)));
+    }
+    fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
+}

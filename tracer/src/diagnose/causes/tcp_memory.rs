@@ -1,0 +1,119 @@
+//! `tcp-memory`: all TCP sockets together hold as much as they may.
+
+use droptrace_common::{Site, bits};
+
+use super::{
+    unknown,
+    values::{endpoint, sysctl, who},
+};
+use crate::diagnose::{
+    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
+};
+
+/// The limit that `net.ipv4.tcp_mem` sets.
+pub(super) static CAUSE: Cause = Cause {
+    slug: "tcp-memory",
+    family: Family::Socket,
+    title: "TCP sockets hold as much memory as they may together",
+    mechanism: "What all TCP sockets of the host hold may take as many pages as the third number of net.ipv4.tcp_mem says; beyond the second a socket that \
+        holds more than its share gets no more. A segment for which there is no memory is dropped (tcp_data_queue and tcp_data_queue_ofo, \
+        net/ipv4/tcp_input.c; reason PROTO_MEM), TCPRcvQDrop or TCPOFODrop counts it, and the peer sends it again. A full receive buffer of the socket \
+        itself has the same reason at the same place: only while all sockets together hold more than the second number it is this cause, \
+        otherwise it stays open (kernel-reason). Kernels before drop reasons free such segments without a trace: the counters alone tell.",
+    evidence: &[
+        ("socket", "local address and port of the connection"),
+        (
+            "pages",
+            "pages that TCP sockets hold on this host, when asked just after",
+        ),
+        (
+            "tcp_mem",
+            "net.ipv4.tcp_mem: three numbers of pages: no pressure below the first, pressure above the second, the limit",
+        ),
+    ],
+    remedy: "Find the sockets that hold the memory: somebody does not read, or there are too many. If all of them are needed, raise net.ipv4.tcp_mem.",
+    counter: Some(Counter {
+        name: "TcpExtTCPRcvQDrop or TcpExtTCPOFODrop",
+    }),
+    benign: false,
+    needs: &[Need::Owner, Need::MemoryPages, Need::Sysctl("net.ipv4.tcp_mem")],
+    matches: |signature| {
+        signature.site == Site::Free && signature.because(&["PROTO_MEM"]) && signature.has(bits::TCP)
+    },
+    verdict: |_: &Signature<'_>| Verdict::Dropped,
+    find,
+    refine: Some(|_, facts| (!short(facts)).then_some(&unknown::KERNEL_REASON)),
+};
+
+/// Why a segment without memory is not laid to all sockets together.
+pub(super) const DOUBT: &str = "the receive buffer of the socket is full, its cgroup may have no more memory, or all TCP sockets held too much a moment before: the kernel gives the same reason for each";
+
+/// Whether all TCP sockets hold more than net.ipv4.tcp_mem allows without pressure (`__sk_mem_raise_allocated`, net/core/sock.c).
+fn short(facts: &Facts) -> bool {
+    let pressure = sysctl(facts, "net.ipv4.tcp_mem")
+        .and_then(|text| text.split_whitespace().nth(1))
+        .and_then(|word| word.parse::<u64>().ok());
+    facts
+        .memory_pages
+        .zip(pressure)
+        .is_some_and(|(pages, pressure)| pages > pressure)
+}
+
+fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    let mut found = Finding::default();
+    match facts.location.as_deref() {
+        Some("tcp_data_queue") => found.counter = CountedBy::Named("TcpExtTCPRcvQDrop"),
+        Some("tcp_data_queue_ofo") => found.counter = CountedBy::Named("TcpExtTCPOFODrop"),
+        _ => {}
+    }
+    let packet = event.parse();
+    found
+        .put("socket", endpoint(packet.dst, packet.dport))
+        .put("pages", facts.memory_pages)
+        .put("tcp_mem", sysctl(facts, "net.ipv4.tcp_mem"));
+    found.advise(
+        format!(
+            "Find the sockets that hold the memory; {} got none for this segment.",
+            who(facts.owner.as_ref())
+        ),
+        Some("ss -tanmp".to_owned()),
+        "Reads only, in one network namespace: r in skmem is what waits to be read, t and w what waits to be sent.",
+    );
+    found.advise(
+        "If all of them are needed, raise net.ipv4.tcp_mem: pages, of which the third number is the limit.",
+        Some("sysctl net.ipv4.tcp_mem".to_owned()),
+        "Reads only. It is one setting for the whole host, by default up to about a tenth of its memory (`tcp_init_mem`, net/ipv4/tcp.c); the kernel takes that memory from everybody else.",
+    );
+    found
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use droptrace_common::Site;
+
+    use crate::diagnose::causes::sample::{ACK, Kernel, Sample, V6_1, V6_12, V7_3};
+
+    fn at(kernel: Kernel, pages: u64) -> Sample {
+        Sample::freed(kernel, Site::Free, "tcp_data_queue")
+            .reason("PROTO_MEM")
+            .tcp("10.0.0.9:4000", "10.0.0.1:80", ACK)
+            .on("eth0")
+            .sysctl("net.ipv4.tcp_mem", "10\t20\t30")
+            .fact(|facts| facts.memory_pages = Some(pages))
+    }
+
+    pub(in super::super) fn samples() -> Vec<Sample> {
+        [V6_1, V6_12, V7_3].map(|kernel| at(kernel, 31)).into()
+    }
+
+    #[test]
+    fn only_what_all_sockets_hold_proves_it() {
+        let drop = at(V7_3, 31).label();
+        assert_eq!(drop.cause, "tcp-memory");
+        assert_eq!(drop.counter.as_deref(), Some("TcpExtTCPRcvQDrop"));
+        assert_eq!(drop.evidence["pages"], 31);
+        let open = at(V7_3, 20).label();
+        assert_eq!(open.cause, "kernel-reason");
+        assert!(open.evidence["doubt"].is_string());
+    }
+}
