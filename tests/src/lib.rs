@@ -5,7 +5,9 @@
 //! totals, the label, the evidence. Everything here runs as root inside a
 //! guest made for the purpose.
 
+pub mod actor;
 mod bpf;
+pub mod cgroup;
 mod cost;
 mod counters;
 pub mod netns;
@@ -13,6 +15,7 @@ pub mod packet;
 pub mod run;
 pub mod scenarios;
 pub mod sockets;
+pub mod stuck;
 pub mod test;
 pub mod trace;
 pub mod tun;

@@ -1,6 +1,9 @@
 //! Packets made and read by hand.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use etherparse::{IpNumber, NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
@@ -175,6 +178,16 @@ pub fn first_fragment(packet: &[u8], id: u16) -> Result<Vec<u8>> {
         let length = u16::try_from(bytes.len() - 40)?;
         bytes[4..6].copy_from_slice(&length.to_be_bytes());
     }
+    Ok(bytes)
+}
+
+/// An IP packet of any protocol with this payload.
+pub fn raw(src: IpAddr, dst: IpAddr, protocol: u8, data: &[u8]) -> Result<Vec<u8>> {
+    let builder = ip_builder(src, dst, HOPS)?;
+    let mut bytes = Vec::new();
+    builder
+        .write(&mut bytes, IpNumber(protocol), data)
+        .context("cannot make the packet")?;
     Ok(bytes)
 }
 
@@ -354,6 +367,22 @@ impl Client {
         self.sequence = self.sequence.wrapping_add(1);
         self.took(&answer);
         Ok(())
+    }
+
+    /// Sends SYN and, if a SYN-ACK comes within half a second, ACK.
+    pub fn try_connect(&mut self, wire: &Tun) -> Result<bool> {
+        wire.send(&self.segment(SYN, &[]).bytes()?)?;
+        let (local, remote) = (self.local, self.remote);
+        let answer = wire.receive_within(Duration::from_millis(500), |packet| {
+            packet.goes(remote, local) && packet.has(SYN | ACK)
+        });
+        let Some(answer) = answer else {
+            return Ok(false);
+        };
+        self.sequence = self.sequence.wrapping_add(1);
+        self.took(&answer);
+        self.send(wire, ACK, &[])?;
+        Ok(true)
     }
 
     /// Sends SYN, takes SYN-ACK, sends ACK.

@@ -109,8 +109,9 @@ pub fn run(scenarios: &[Scenario], results: &Path, with_droptrace: bool) -> Resu
 }
 
 /// Causes of segments of a connection, of which a kernel that hides the socket may not say in which netns they were.
-const OF_A_CONNECTION: [&str; 5] = [
+const OF_A_CONNECTION: [&str; 6] = [
     "paws-established",
+    "socket-backlog-full",
     "tcp-challenge-ack",
     "tcp-out-of-window",
     "tcp-zero-window",
@@ -136,7 +137,7 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
         let hides_socket = Kernel::running()?.hides_socket();
         let may_be_nowhere = |drop: &Labelled| {
             hides_socket
-                && (["paws-established", "tcp-zero-window"].contains(&drop.cause.as_str())
+                && (["paws-established", "tcp-zero-window", "socket-backlog-full"].contains(&drop.cause.as_str())
                     || drop.evidence.get("location").and_then(|place| place.as_str())
                         == Some("tcp_validate_incoming"))
         };

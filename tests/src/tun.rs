@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
@@ -143,8 +143,18 @@ impl Tun {
     }
 
     /// Waits for a packet that the kernel sends by this device and that is wanted; others before it are dropped from memory.
-    pub fn receive(&self, what: &str, mut wanted: impl FnMut(&Packet) -> bool) -> Result<Packet> {
-        let until = Instant::now() + ANSWER;
+    pub fn receive(&self, what: &str, wanted: impl FnMut(&Packet) -> bool) -> Result<Packet> {
+        self.receive_within(ANSWER, wanted)
+            .with_context(|| format!("{what}: the kernel sent none by {} within {ANSWER:?}", self.name))
+    }
+
+    /// The same within this time; `None` if none comes.
+    pub fn receive_within(
+        &self,
+        patience: Duration,
+        mut wanted: impl FnMut(&Packet) -> bool,
+    ) -> Option<Packet> {
+        let until = Instant::now() + patience;
         let mut frames = self
             .received
             .frames
@@ -155,12 +165,12 @@ impl Tun {
                 if let Some(packet) = self.parse(&frame)
                     && wanted(&packet)
                 {
-                    return Ok(packet);
+                    return Some(packet);
                 }
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("{what}: the kernel sent none by {} within {ANSWER:?}", self.name);
+                return None;
             }
             frames = self
                 .received

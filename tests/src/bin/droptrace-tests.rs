@@ -1,13 +1,18 @@
 //! Runs the scenarios inside a guest.
 
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::{Parser, Subcommand};
 use droptrace::plan::Reasons;
-use droptrace_tests::{Result, netns, run, scenarios};
+use droptrace_tests::{
+    Result,
+    actor::{self, Role},
+    netns, run, scenarios,
+};
 
 /// Makes the kernel drop packets in known numbers, and checks what droptrace says of them.
 #[derive(Debug, Parser)]
@@ -44,6 +49,13 @@ enum Command {
     List,
     /// Name the running kernel's drop reasons, as droptrace keeps them for its documentation.
     Reasons,
+    /// What a scenario starts as a process of its own.
+    #[command(hide = true)]
+    Act {
+        role: Role,
+        address: SocketAddr,
+        number: u32,
+    },
 }
 
 fn main() -> ExitCode {
@@ -70,6 +82,11 @@ fn execute(command: Command) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Command::Act {
+            role,
+            address,
+            number,
+        } => actor::act(role, address, number).map(|()| ExitCode::SUCCESS),
         Command::Run {
             full,
             families,

@@ -9,13 +9,16 @@ use std::{
 
 use anyhow::{Context, ensure};
 use droptrace::diagnose::Drop as Labelled;
-use socket2::Socket;
+use nix::sys::signal::Signal;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::Wire;
 use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test,
+    actor::{Actor, Role},
+    cgroup::Cgroup,
     counters::grown,
     packet::{ACK, Client, RST, SYN, Segment, fatal_unreachable},
     sockets::{accept_queue, any, connect, listen, start_connect, wait_until},
@@ -40,6 +43,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         accept_queue_cookie(t, V6)
     }),
     Scenario::new("accept-queue-full-ack-without-check-req", ack_without_check_req).alone(),
+    Scenario::new("accept-queue-full-owner-stopped", |t| held_up(t, HeldUp::Stopped)),
+    Scenario::new("accept-queue-full-owner-frozen", |t| held_up(t, HeldUp::Frozen)),
+    Scenario::new("accept-queue-full-owner-throttled", |t| {
+        held_up(t, HeldUp::Throttled)
+    }),
+    Scenario::new("accept-queue-full-owner-blocked", |t| held_up(t, HeldUp::Blocked)),
+    Scenario::new("accept-queue-full-one-of-two", one_of_two),
     Scenario::new("syn-queue-full-v4", |t| syn_queue(t, V4)),
     Scenario::new("syn-queue-full-v6", |t| syn_queue(t, V6)),
     Scenario::new("syn-backlog-last-quarter-v4", |t| last_quarter(t, V4)),
@@ -195,6 +205,129 @@ fn accept_queue_syn(t: &Test, family: IpFamily) -> Result<Outcome> {
         "ListenOverflows and droptrace: {first} at limit 128, {} after somaxconn was raised, {} at limit 511",
         second - first,
         third - second
+    )))
+}
+
+/// What keeps a listener's process from calling accept().
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HeldUp {
+    Stopped,
+    Frozen,
+    Throttled,
+    Blocked,
+}
+
+/// The same full queue, of processes that stand still for different reasons.
+fn held_up(t: &Test, why: HeldUp) -> Result<Outcome> {
+    const BACKLOG: u64 = 8;
+    let pair = pair(t, V4)?;
+    let in_group = matches!(why, HeldUp::Frozen | HeldUp::Throttled);
+    let cgroup = in_group
+        .then(|| Cgroup::new(&format!("held-{why:?}")))
+        .transpose()?;
+    let role = match why {
+        HeldUp::Throttled => Role::Spin,
+        HeldUp::Blocked => Role::Wait,
+        _ => Role::Listen,
+    };
+    let actor = Actor::start(&pair.server, cgroup.as_ref(), role, pair.address, BACKLOG as u32)?;
+    let connections = fill(&pair, BACKLOG)?;
+    // Words of the evidence and of the first remedy.
+    let (name, says) = match why {
+        HeldUp::Stopped => ("stopped", "kill -CONT"),
+        HeldUp::Frozen => ("frozen", "thaw"),
+        HeldUp::Throttled => ("throttled", "2 % of a CPU"),
+        HeldUp::Blocked => ("blocked", "state D"),
+    };
+    match (why, &cgroup) {
+        (HeldUp::Stopped, _) => actor.signal(Signal::SIGSTOP)?,
+        (HeldUp::Frozen, Some(cgroup)) => cgroup.set("cgroup.freeze", "1")?,
+        (HeldUp::Throttled, Some(cgroup)) => cgroup.set("cpu.max", "2000 100000")?,
+        _ => {}
+    }
+    t.known();
+    let before = Counters::read(&pair.server)?;
+    let told = |drop: &Labelled| drop.evidence.get("held_up_by") == Some(&name.into());
+    // A busy guest may not answer in time what the first ones ask.
+    let mut refused_so_far = 0;
+    for _ in 0..6 {
+        refused_so_far = refused(&pair, &before, refused_so_far, 2)?;
+        std::thread::sleep(Duration::from_secs(1));
+        let drops = t.drops(&pair.server, "accept-queue-full");
+        if t.trace().is_none() || drops.iter().any(|drop| told(drop)) {
+            break;
+        }
+    }
+    let refused = refused_so_far;
+    t.expect(&[Expected::dropped(&pair.server, "accept-queue-full", refused)])?;
+    if let Some(seen) = t.drop_where(&pair.server, "accept-queue-full", told)? {
+        let owner = seen.0.owner.as_ref().map(|owner| owner.pid);
+        ensure!(
+            owner == Some(actor.pid()),
+            "the owner is {owner:?}, not {}: {seen}",
+            actor.pid()
+        );
+        let seen = seen
+            .remedy_says(says)?
+            // A longer queue would not help.
+            .remedy_does_not_say("somaxconn")?;
+        match (why, &cgroup) {
+            (HeldUp::Blocked, _) => {
+                seen.evidence("blocked_threads", 1)?.has_evidence("waits_in")?;
+            }
+            (_, Some(cgroup)) => {
+                seen.evidence("cgroup", cgroup.name())?;
+            }
+            _ => {}
+        }
+    }
+    if let (HeldUp::Frozen, Some(cgroup)) = (why, &cgroup) {
+        cgroup.set("cgroup.freeze", "0")?;
+    }
+    drop(connections);
+    drop(actor);
+    Ok(Outcome::Passed(format!(
+        "ListenOverflows and droptrace: {refused}, held up by: {name}"
+    )))
+}
+
+/// Two listeners share a port, and only one is full.
+fn one_of_two(t: &Test) -> Result<Outcome> {
+    let wire = Wire::new(t, V4)?;
+    let share = |backlog| {
+        wire.netns.enter(|| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+            socket.set_reuse_port(true)?;
+            socket.bind(&wire.address(PORT).into())?;
+            socket.listen(backlog)?;
+            Ok(socket)
+        })
+    };
+    let both = [share(2)?, share(1024)?];
+    let before = Counters::read(&wire.netns)?;
+    // Half of them meet the small one, which three fit in.
+    for number in 0..60 {
+        if grown(&wire.netns, &before, "TcpExtListenOverflows")? >= 3 {
+            break;
+        }
+        Client::new(wire.peer(client_port(number)), wire.address(PORT), 1000, None).try_connect(&wire.tun)?;
+    }
+    wait_until("refused SYNs", || {
+        Ok(grown(&wire.netns, &before, "TcpExtListenOverflows")? >= 3)
+    })?;
+    std::thread::sleep(Duration::from_millis(300));
+    let refused = grown(&wire.netns, &before, "TcpExtListenOverflows")?;
+    t.expect(&[Expected::dropped(&wire.netns, "accept-queue-full", refused)])?;
+    if let Some(seen) = t.drop(&wire.netns, "accept-queue-full")? {
+        seen.owned_here()?
+            .evidence("queue_limit", 2)?
+            .evidence("sharing", 2)?
+            .evidence("sharing_full", 1)?
+            .remedy_says("1 of 2 listeners")?;
+    }
+    drop(both);
+    Ok(Outcome::Passed(format!(
+        "ListenOverflows and droptrace: {refused}"
     )))
 }
 

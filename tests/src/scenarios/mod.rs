@@ -13,6 +13,7 @@ mod headers;
 mod ipvs;
 mod listener;
 mod netfilter;
+mod receivers;
 mod robustness;
 mod routing;
 mod sockets;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Scenario> {
         source_check::SCENARIOS,
         netfilter::SCENARIOS,
         sockets::SCENARIOS,
+        receivers::SCENARIOS,
         routing::SCENARIOS,
         forwarding::SCENARIOS,
         device::SCENARIOS,
