@@ -196,6 +196,8 @@ pub(crate) fn helper_log_entry(ctx: &impl Entry) {
 /// Where the kernel's words are: the format, whose index this is, or what it refers to where that is all of it.
 #[inline(always)]
 fn words(ctx: &impl Entry, index: u32) -> u64 {
+    const TEXT: u32 = u32::from_le_bytes(*b"%s\0\0");
+    const FORMAT: u32 = u32::from_le_bytes(*b"%pV\0");
     // All at constant indices: from one to be chosen the compiler would make an access at a computed offset.
     let [second, third, fourth, fifth] = [ctx.argument(2), ctx.argument(3), ctx.argument(4), ctx.argument(5)];
     let (format, argument) = match index {
@@ -204,8 +206,6 @@ fn words(ctx: &impl Entry, index: u32) -> u64 {
         4 => (fourth, fifth),
         _ => return 0,
     };
-    const TEXT: u32 = u32::from_le_bytes(*b"%s\0\0");
-    const FORMAT: u32 = u32::from_le_bytes(*b"%pV\0");
     let head: u32 = kernel::read(format);
     if head & 0xff_ffff == TEXT {
         argument

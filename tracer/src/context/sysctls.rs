@@ -28,19 +28,6 @@ pub(super) fn resolve<'a>(name: &str, words: impl Fn(&str) -> Option<&'a str>) -
     Some((parts.join("."), path))
 }
 
-/// Whether a setting is one for the whole host, which only the initial netns shows (`net_core_table`,
-/// `net/core/sysctl_net_core.c`; `ipv4_table`, `net/ipv4/sysctl_net_ipv4.c`; 5.10 - 7.3).
-pub(super) fn is_of_host(path: &Path) -> bool {
-    [
-        "core/rmem_max",
-        "core/rmem_default",
-        "ipv4/tcp_mem",
-        "ipv4/udp_mem",
-    ]
-    .iter()
-    .any(|name| path == Path::new("/proc/sys/net").join(name))
-}
-
 /// Reads a sysctl of the netns that the calling thread is in.
 ///
 /// # Errors
@@ -89,13 +76,6 @@ mod tests {
             Some("/proc/sys/net/core/somaxconn".into())
         );
         assert_eq!(path("net...core", None), None);
-    }
-
-    #[test]
-    fn what_the_host_has_once_is_told_from_what_each_netns_has() {
-        let of_host = |name| is_of_host(&path(name, None).unwrap());
-        assert!(of_host("net.core.rmem_max") && of_host("net.ipv4.udp_mem"));
-        assert!(!of_host("net.core.somaxconn") && !of_host("net.ipv4.tcp_syncookies"));
     }
 
     #[test]

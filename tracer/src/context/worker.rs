@@ -382,14 +382,6 @@ impl Worker {
         }
     }
 
-    /// Asks in the netns that this program was started in, then goes on in the visited one.
-    fn at_home<T>(&self, visited: u32, ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-        self.go_home();
-        let answer = ask();
-        self.visit(visited).map_err(words)?;
-        answer
-    }
-
     // Addresses.
 
     /// Takes over what a netns announced; tells whether an address or device changed.
@@ -741,9 +733,6 @@ impl Worker {
                 .map(Answer::NeighbourTable)
                 .map_err(words),
             Question::Queues { .. } => rulesets::queues().map(Answer::Queues).map_err(words),
-            Question::Sysctl { netns, path } if sysctls::is_of_host(path) => {
-                self.at_home(*netns, || sysctls::read(path)).map(Answer::Sysctl)
-            }
             Question::Sysctl { path, .. } => sysctls::read(path).map(Answer::Sysctl),
             Question::MemoryPages { protocol, .. } => memory::pages(*protocol).map(Answer::MemoryPages),
             Question::Netns(netns) => self.present(*netns),

@@ -62,8 +62,8 @@ pub(super) static CAUSE: Cause = Cause {
     needs: &[
         Need::Socket,
         Need::Progress,
-        Need::Sysctl("net.core.rmem_max"),
-        Need::Sysctl("net.core.rmem_default"),
+        Need::HostSysctl("net.core.rmem_max"),
+        Need::HostSysctl("net.core.rmem_default"),
     ],
     matches: |signature| {
         signature.site == Site::ReceiveBufferFull
