@@ -36,7 +36,11 @@ pub(super) static CAUSE: Cause = Cause {
         name: "TcpExtTCPRcvQDrop or TcpExtTCPOFODrop",
     }),
     benign: false,
-    needs: &[Need::Owner, Need::MemoryPages, Need::HostSysctl("net.ipv4.tcp_mem")],
+    needs: &[
+        Need::Owner,
+        Need::MemoryPages,
+        Need::HostSysctl("net.ipv4.tcp_mem"),
+    ],
     matches: |signature| {
         signature.site == Site::Free && signature.because(&["PROTO_MEM"]) && signature.has(bits::TCP)
     },

@@ -31,7 +31,11 @@ pub(super) static CAUSE: Cause = Cause {
         name: "UdpMemErrors or Udp6MemErrors",
     }),
     benign: false,
-    needs: &[Need::Owner, Need::MemoryPages, Need::HostSysctl("net.ipv4.udp_mem")],
+    needs: &[
+        Need::Owner,
+        Need::MemoryPages,
+        Need::HostSysctl("net.ipv4.udp_mem"),
+    ],
     matches: |signature| {
         signature.site == Site::UdpMemory
             || signature.site == Site::Free && signature.because(&["PROTO_MEM"]) && signature.has(bits::UDP)
