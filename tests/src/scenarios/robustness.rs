@@ -384,6 +384,20 @@ fn nothing_left(before: &(BTreeSet<u32>, BTreeSet<u32>)) -> Result<()> {
         let now = bpf_objects()?;
         Ok(now.0.is_subset(&before.0) && now.1.is_subset(&before.1))
     })
+    .with_context(|| format!("left are {:?}", names_of_new_objects(before)))
+}
+
+/// Programs and maps that were not there before.
+fn names_of_new_objects(before: &(BTreeSet<u32>, BTreeSet<u32>)) -> Vec<String> {
+    let programs = aya::programs::loaded_programs()
+        .filter_map(std::result::Result::ok)
+        .filter(|program| !before.0.contains(&program.id()))
+        .map(|program| program.name_as_str().unwrap_or("?").to_owned());
+    let maps = aya::maps::loaded_maps()
+        .filter_map(std::result::Result::ok)
+        .filter(|map| !before.1.contains(&map.id()))
+        .map(|map| map.name_as_str().unwrap_or("?").to_owned());
+    programs.chain(maps).collect()
 }
 
 /// `kill -9` in the midst of a run.
