@@ -381,10 +381,26 @@ fn bpf_objects() -> Result<(BTreeSet<u32>, BTreeSet<u32>)> {
 /// Nothing in the kernel but what was there before; it is freed a moment after the process.
 fn nothing_left(before: &(BTreeSet<u32>, BTreeSet<u32>)) -> Result<()> {
     wait_until("programs and maps to be gone", || {
+        // Whoever opens a map of programs while the kernel is about to clear it makes the kernel clear it again, and forget
+        // one reference to it for good (`prog_array_map_clear`, kernel/bpf/arraymap.c, 5.10 - 7.3): so not at once.
+        thread::sleep(Duration::from_secs(1));
         let now = bpf_objects()?;
         Ok(now.0.is_subset(&before.0) && now.1.is_subset(&before.1))
     })
     .with_context(|| format!("left are {:?}", names_of_new_objects(before)))
+}
+
+/// The same once they stay: the droptrace that all scenarios share loads a probe each second for modules that may come.
+fn settled_bpf_objects() -> Result<(BTreeSet<u32>, BTreeSet<u32>)> {
+    let mut before = bpf_objects()?;
+    wait_until("programs to stay as they are", || {
+        thread::sleep(Duration::from_millis(2_500));
+        let now = bpf_objects()?;
+        let same = now == before;
+        before = now;
+        Ok(same)
+    })?;
+    Ok(before)
 }
 
 /// Programs and maps that were not there before.
@@ -405,7 +421,7 @@ fn kill_leaves_nothing(t: &Test) -> Result<Outcome> {
     if t.trace().is_none() {
         return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
     }
-    let before = bpf_objects()?;
+    let before = settled_bpf_objects()?;
     let trace = Trace::start(&[])?;
     let during = bpf_objects()?;
     let programs = during.0.difference(&before.0).count();
@@ -423,7 +439,7 @@ fn interrupt_leaves_nothing(t: &Test) -> Result<Outcome> {
     if t.trace().is_none() {
         return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
     }
-    let before = bpf_objects()?;
+    let before = settled_bpf_objects()?;
     let trace = Trace::start(&["--netns", "/proc/1/ns/net"])?;
     let (status, said) = trace.stop()?;
     ensure!(status.success(), "it ended with {status}");
@@ -659,7 +675,7 @@ fn bad_input(t: &Test) -> Result<Outcome> {
     if t.trace().is_none() {
         return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
     }
-    let before = bpf_objects()?;
+    let before = settled_bpf_objects()?;
     let usage: &[(&str, &[&str])] = &[
         ("unknown slug", &["live", "--cause", "no-such-cause"]),
         ("unknown slug of explain", &["explain", "no-such-cause"]),
