@@ -23,21 +23,31 @@ const EVERYTHING_ON: &[&str] = &["5.10", "7.x"];
 /// How long all scenarios may take in one guest.
 const GUEST_LIMIT: Duration = Duration::from_mins(25);
 
-/// How long attaching all hooks may take where an instruction takes a nanosecond. 5.10 is not held to it: few of its
-/// hooks can do without the symbols and with trampolines.
-const ATTACH_LIMIT: Duration = Duration::from_millis(1500);
-
 /// The series on which it is measured.
 const ATTACH_ON: &[&str] = &["6.1", "6.12", "7.x"];
 
-/// On what host it is measured, and what makes the guest one: a fresh one, and one that does NAT and IPVS, as nodes of
-/// Kubernetes do, where more hooks have a place.
-const ATTACH_CASES: &[(&str, &str)] = &[
-    ("all hooks attached in counted time", ":"),
-    (
-        "all hooks attached in counted time, conntrack and IPVS loaded",
-        "modprobe -a nf_conntrack ip_vs nf_reject_ipv4 nf_reject_ipv6",
-    ),
+/// A host on which it is measured how long attaching all hooks takes where an instruction takes a nanosecond. 5.10 is not
+/// held to it: few of its hooks can do without the symbols and with trampolines.
+struct AttachCase {
+    name: &'static str,
+    /// What makes the guest such a host.
+    before: &'static str,
+    limit: Duration,
+}
+
+/// A fresh host, and one that does NAT and IPVS, as nodes of Kubernetes do, where a dozen more hooks have
+/// a place.
+const ATTACH_CASES: &[AttachCase] = &[
+    AttachCase {
+        name: "all hooks attached in counted time",
+        before: ":",
+        limit: Duration::from_millis(1500),
+    },
+    AttachCase {
+        name: "all hooks attached in counted time, conntrack and IPVS loaded",
+        before: "modprobe -a nf_conntrack ip_vs nf_reject_ipv4 nf_reject_ipv6",
+        limit: Duration::from_millis(1750),
+    },
 ];
 
 /// Writes the seconds since boot before droptrace starts, and once all its hooks are attached. The kernel works on for
@@ -461,7 +471,7 @@ fn attach_time(
     tools: &Tools,
     programs: &Path,
     kernel: &Kernel,
-    (name, before): &(&str, &str),
+    AttachCase { name, before, limit }: &AttachCase,
 ) -> Check {
     let measured = || -> Result<Duration> {
         let log = workspace
@@ -493,13 +503,13 @@ fn attach_time(
         })
     };
     match measured() {
-        Ok(time) if time <= ATTACH_LIMIT => Check::passed(name, format!("{:.2} s", time.as_secs_f64())),
+        Ok(time) if time <= *limit => Check::passed(name, format!("{:.2} s", time.as_secs_f64())),
         Ok(time) => Check::failed(
             name,
             format!(
-                "{:.2} s, more than {:.1} s",
+                "{:.2} s, more than {:.2} s",
                 time.as_secs_f64(),
-                ATTACH_LIMIT.as_secs_f64()
+                limit.as_secs_f64()
             ),
         ),
         Err(error) => Check::failed(name, format!("{error:#}")),

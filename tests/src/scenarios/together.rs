@@ -23,6 +23,7 @@ use crate::{
     netns::run,
     packet::{Client, Segment, udp, udp_with_hops},
     sockets::{self, accept_queue, listen, wait_until},
+    test::Kernel,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -365,11 +366,13 @@ fn idle(t: &Test) -> Result<Outcome> {
     t.known();
     let before = trace.counts()?;
     let (start, mut second, mut received) = (Instant::now(), 0_u32, 0);
+    let mut not_joined = 0;
     while start.elapsed() < QUIET {
         sender.send_to(b"every second", t.at(V4, 0, 1, 5000))?;
         sender.send_to(b"to a group", (group, 5001))?;
         if second.is_multiple_of(5) {
             // Nobody has joined these.
+            not_joined += 1;
             sender.send_to(b"to nobody", (Ipv4Addr::new(239, 9, 9, 9), 5002))?;
             sender_v6.send_to(b"to nobody", everybody)?;
         }
@@ -394,7 +397,11 @@ fn idle(t: &Test) -> Result<Outcome> {
         2 * second
     );
     let after = trace.counts()?;
-    let losses = since(&before, &after, false);
+    let mut losses = since(&before, &after, false);
+    // 5.10 has no reason to tell a group that nobody joined from rp_filter.
+    if t.kernel() < Kernel(5, 17) && losses.get("unknown") == Some(&not_joined) {
+        losses.remove("unknown");
+    }
     ensure!(
         losses.is_empty(),
         "losses on an idle host: {losses:?}; {}",
@@ -402,7 +409,8 @@ fn idle(t: &Test) -> Result<Outcome> {
     );
     let benign = since(&before, &after, true);
     Ok(Outcome::Passed(format!(
-        "no loss in {} s on the whole host: {received} datagrams received, {} looks at the SSH server; benign: {benign:?}",
+        "no loss in {} s on the whole host: {received} datagrams received, {} looks at the SSH server; benign: {benign:?}, \
+         {not_joined} of a group of IPv4 that nobody joined",
         QUIET.as_secs(),
         second.div_ceil(10)
     )))
