@@ -7,8 +7,7 @@ use std::{
     path::Path,
 };
 
-use aya::programs::loaded_programs;
-
+use super::links;
 use crate::diagnose::CgroupPrograms;
 
 /// Where the unified hierarchy of cgroups is mounted: alone, or beside those of version 1.
@@ -42,7 +41,7 @@ pub(super) fn programs(cgroup: Cgroup) -> Result<CgroupPrograms, String> {
     let names = |kind| {
         let numbers =
             query(&folder, kind).map_err(|error| format!("programs of the cgroup {path}: {error}"))?;
-        Ok::<_, String>(numbers.into_iter().map(named).collect())
+        Ok::<_, String>(numbers.into_iter().map(|id| links::program(id).text()).collect())
     };
     Ok(CgroupPrograms {
         ingress: names(INGRESS)?,
@@ -140,17 +139,4 @@ fn query(folder: &File, kind: u32) -> io::Result<Vec<u32>> {
     }
     numbers.truncate(query.count as usize);
     Ok(numbers)
-}
-
-/// A program by name and number, as `bpftool prog show id` takes it.
-fn named(number: u32) -> String {
-    let name = loaded_programs()
-        .flatten()
-        .find(|program| program.id() == number)
-        .and_then(|program| program.name_as_str().map(str::to_owned))
-        .filter(|name| !name.is_empty());
-    match name {
-        Some(name) => format!("{name} (id {number})"),
-        None => format!("id {number}"),
-    }
 }

@@ -98,11 +98,12 @@ fn xdp(nested: &[u8]) -> Option<Xdp> {
 }
 
 /// A program of the kernel by its id, with its name where that can be had.
-fn program(id: u32) -> BpfProgram {
+pub(super) fn program(id: u32) -> BpfProgram {
     let name = loaded_programs()
         .filter_map(Result::ok)
         .find(|program| program.id() == id)
-        .and_then(|program| program.name_as_str().map(str::to_owned));
+        .and_then(|program| program.name_as_str().map(str::to_owned))
+        .filter(|name| !name.is_empty());
     BpfProgram { id, name }
 }
 
