@@ -11,6 +11,7 @@ use std::{
 
 use btf_rs::{Backend, Btf, BtfType, Func, Member, Type};
 use droptrace_common::{IpvsLayout, Layout, LayoutEntry, Resolve};
+use memmap2::Mmap;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::scan::{self, Enumerators, Ids, Raw};
@@ -103,15 +104,10 @@ struct Found {
 impl Types {
     /// Reads the BTF of the kernel proper.
     pub fn read(path: &Path, wanted: &Wanted) -> Result<Self, BtfError> {
-        let bytes = read(path)?;
-        // Parsing all types costs 70 ms and more; mapped, only what is asked for is parsed. Not every kernel lets
-        // the file itself be mapped (6.15 and later do), so a copy in memory is.
-        let btf = in_memory(&bytes)
-            .map_err(|error| unreadable(path, error))
-            .and_then(|mapped| {
-                Btf::from_file_with_backend(format!("/proc/self/fd/{}", mapped.as_raw_fd()), Backend::Mmap)
-                    .map_err(|error| malformed(path, error))
-            })?;
+        let (file, bytes) = mapped(path)?;
+        // Parsing all types costs 70 ms and more; mapped, only what is asked for is parsed.
+        let btf = Btf::from_file_with_backend(format!("/proc/self/fd/{}", file.as_raw_fd()), Backend::Mmap)
+            .map_err(|error| malformed(path, error))?;
         Self::index(btf, &bytes, &[], wanted, path)
     }
 
@@ -489,12 +485,29 @@ fn unique<T>(
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
-    fs::read(path).map_err(|error| match error.kind() {
+    fs::read(path).map_err(|error| absent_or_unreadable(path, error))
+}
+
+/// The file in memory: itself where the kernel lets it be mapped (6.15 and later do), else a copy.
+fn mapped(path: &Path) -> Result<(fs::File, Mmap), BtfError> {
+    // SAFETY: nobody changes the kernel's description of its types, nor a copy that only this process knows.
+    let map = |file: fs::File| unsafe { Mmap::map(&file) }.map(|bytes| (file, bytes));
+    let file = fs::File::open(path).map_err(|error| absent_or_unreadable(path, error))?;
+    map(file).or_else(|_| {
+        let bytes = read(path)?;
+        in_memory(&bytes)
+            .and_then(map)
+            .map_err(|error| unreadable(path, error))
+    })
+}
+
+fn absent_or_unreadable(path: &Path, error: io::Error) -> BtfError {
+    match error.kind() {
         io::ErrorKind::NotFound => BtfError::Absent {
             path: path.to_owned(),
         },
         _ => unreadable(path, error),
-    })
+    }
 }
 
 fn unreadable(path: &Path, error: io::Error) -> BtfError {

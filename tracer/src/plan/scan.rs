@@ -5,12 +5,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use memchr::memchr;
+
 const HEADER: usize = 24;
 /// Magic number, version and flags.
 const START: u32 = 0x0001_eb9f;
 /// Kinds of types, at their place in the second word of a type.
 const FORWARD: u32 = 7 << 24;
 const FUNCTION: u32 = 12 << 24;
+/// How many different looks names have for [`Sought`].
+const PRINTS: usize = 1 << 12;
 /// Bytes of what every type starts with: name, kind and count, size or type.
 const TYPE: usize = 12;
 
@@ -18,6 +22,41 @@ const TYPE: usize = 12;
 pub(super) type Ids = HashMap<&'static str, Vec<u32>>;
 /// Wanted enumerators, with the id of their enum and their value.
 pub(super) type Enumerators = HashMap<&'static str, Vec<(u32, i128)>>;
+
+/// Wanted names, and a look at a few bytes of a name that most others do not pass.
+struct Sought<'a> {
+    names: HashMap<&'a [u8], &'static str>,
+    prints: [bool; PRINTS],
+}
+
+impl<'a> Sought<'a> {
+    fn new(wanted: &'a HashSet<&'static str>) -> Self {
+        let names: HashMap<&[u8], &'static str> =
+            wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
+        let mut prints = [false; PRINTS];
+        for name in names.keys() {
+            prints[Self::print(name)] = true;
+        }
+        Self { names, prints }
+    }
+
+    /// Of its length and its last two bytes, in which names of one part of the kernel differ most.
+    fn print(name: &[u8]) -> usize {
+        let end = match name {
+            [.., before, last] => usize::from(*before) << 5 ^ usize::from(*last),
+            _ => 0,
+        };
+        (end ^ name.len() << 2) % PRINTS
+    }
+
+    fn find(&self, name: &[u8]) -> Option<&'static str> {
+        if self.prints[Self::print(name)] {
+            self.names.get(name).copied()
+        } else {
+            None
+        }
+    }
+}
 
 /// A BTF file, in the byte order of this machine.
 pub(super) struct Raw<'a> {
@@ -52,15 +91,14 @@ impl<'a> Raw<'a> {
         first: u32,
         base: &[u8],
     ) -> Option<(Ids, Enumerators)> {
-        let wanted: HashMap<&[u8], &'static str> =
-            wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
+        let wanted = Sought::new(wanted);
         let name = |offset: u32| {
             let offset = offset as usize;
             let text = match offset.checked_sub(base.len()) {
                 None => base.get(offset..)?,
                 Some(own) => self.strings.get(own..)?,
             };
-            wanted.get(text.split(|byte| *byte == 0).next()?).copied()
+            wanted.find(text.get(..memchr(0, text)?)?)
         };
         let (mut ids, mut enumerators) = (Ids::new(), Enumerators::new());
         let (mut at, mut id) = (0, first);
