@@ -61,6 +61,10 @@ pub(crate) struct Work {
     pub(crate) tuple: Tuple,
     /// What [`kernel::any`] takes a pointer of the kernel by.
     pub(crate) way: u64,
+    /// Whether a hook told of the packet before its free: 1 or 0.
+    pub(crate) hinted: u32,
+    /// Whether it is netfilter's verdict that frees it: 1 or 0.
+    pub(crate) verdict: u32,
     /// Of the IPVS entry that it belongs to.
     pub(crate) entry: Tuple,
     pub(crate) key: CountKey,
@@ -204,7 +208,8 @@ pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
 /// What an event is, beside its packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Drop {
-    pub(crate) site: Site,
+    /// Number of a [`Site`].
+    pub(crate) site: u16,
     pub(crate) netns: u32,
     pub(crate) ifindex: u32,
     pub(crate) reason: u32,
@@ -241,7 +246,7 @@ pub(crate) fn count(buffer: &mut EventBuffer, drop: &Drop, key_location: u64) ->
     header.reason = drop.reason;
     header.bits = drop.bits;
     header.ifindex = drop.ifindex;
-    header.site = drop.site as u16;
+    header.site = drop.site;
     header.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     // SAFETY: no precondition.
     header.cpu = unsafe { bpf_get_smp_processor_id() } as u16;
@@ -254,7 +259,7 @@ fn set_key(key: &mut CountKey, drop: &Drop, location: u64) {
     key.netns = drop.netns;
     key.reason = drop.reason;
     key.bits = drop.bits;
-    key.site = drop.site as u16;
+    key.site = drop.site;
     key.pad = 0;
 }
 
@@ -303,7 +308,7 @@ fn output(buffer: &EventBuffer, size: usize) -> bool {
 
 /// Counts and sends a drop that the free does not show, from the hook that sees it.
 #[inline(always)]
-pub(crate) fn direct(skb: u64, site: Site, netns: u32, extra: u32, fill: impl FnOnce(&mut Fields<'_>)) {
+pub(crate) fn direct(skb: u64, site: u16, netns: u32, extra: u32, fill: impl FnOnce(&mut Fields<'_>)) {
     let Some(buffer) = acquire() else { return };
     let found = take_packet(buffer, skb);
     finish(buffer, site, netns, found | extra, fill);
@@ -314,7 +319,7 @@ pub(crate) fn direct(skb: u64, site: Site, netns: u32, extra: u32, fill: impl Fn
 #[inline(always)]
 pub(crate) fn finish(
     buffer: &mut EventBuffer,
-    site: Site,
+    site: u16,
     netns: u32,
     found: u32,
     fill: impl FnOnce(&mut Fields<'_>),
@@ -322,14 +327,15 @@ pub(crate) fn finish(
     if !scope::admits(&buffer.work.tuple, netns) {
         return;
     }
-    let bits = found | packet::memberships(&mut buffer.work, netns);
+    buffer.header.bits = found;
+    packet::memberships(&mut buffer.header.bits, &mut buffer.work, netns);
     let drop = Drop {
         site,
         netns,
         ifindex: buffer.header.iif,
         reason: 0,
         location: 0,
-        bits,
+        bits: buffer.header.bits,
     };
     if count(buffer, &drop, 0) {
         let fields = {
@@ -346,7 +352,7 @@ pub(crate) fn finish(
 pub(crate) fn count_only(site: Site, netns: u32) {
     let Some(buffer) = acquire() else { return };
     let drop = Drop {
-        site,
+        site: site as u16,
         netns,
         ifindex: 0,
         reason: 0,
@@ -364,8 +370,9 @@ pub(crate) fn count_only(site: Site, netns: u32) {
 /// Reads the kernel's stack into the places for frames.
 #[inline(always)]
 pub(crate) fn take_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer) {
+    kernel::empty(&mut buffer.frames);
     // SAFETY: the area has this size.
-    let bytes = unsafe {
+    unsafe {
         bpf_get_stack(
             ctx.as_ptr(),
             buffer.frames.as_mut_ptr().cast(),
@@ -373,15 +380,10 @@ pub(crate) fn take_frames(ctx: &impl EbpfContext, buffer: &mut EventBuffer) {
             0,
         )
     };
+    // A stack that is shorter ends with zeros.
     for index in 0..FRAMES {
-        // What lies behind the frames that were read is of an older event.
-        let id = if (index as i64) * 8 < bytes {
-            FieldId::Frame as u32
-        } else {
-            0
-        };
         buffer.fields[FREE_FIELDS + index] = Field {
-            id,
+            id: FieldId::Frame as u32,
             pad: 0,
             value: buffer.frames[index],
         };

@@ -208,7 +208,7 @@ fn misdelivered(candidate: &Candidate) {
     kernel::copy(&mut buffer.work.tuple, &candidate.tuple);
     emit::finish(
         buffer,
-        Site::IpvsReuseMisdelivered,
+        Site::IpvsReuseMisdelivered as u16,
         candidate.header.netns,
         candidate.bits,
         |fields| fields.take(&candidate.fields),

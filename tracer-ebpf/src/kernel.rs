@@ -105,7 +105,21 @@ pub(crate) fn any<T: Copy>(way: &mut T, value: T) -> T {
     }
 }
 
-/// Reads a member of a fixed type; zero if the kernel does not have it.
+/// What lies in a map, read anew: the verifier forgets what earlier comparisons of it told.
+#[inline(always)]
+pub(crate) fn anew<T: Copy>(value: &T) -> T {
+    // SAFETY: a valid reference.
+    unsafe { read_volatile(value) }
+}
+
+/// Adds bits to those in a map: the verifier need not follow what comes after with and without them.
+#[inline(always)]
+pub(crate) fn add(bits: &mut u32, more: u32) {
+    // SAFETY: a valid reference.
+    unsafe { write_volatile(bits, read_volatile(bits) | more) }
+}
+
+/// Reads a member of a fixed type; zero if the kernel does not have it, or there is nothing at the address.
 #[inline(always)]
 pub(crate) fn member<T: Copy + Default>(base: u64, entry: u32) -> T {
     if has(entry) {
@@ -170,9 +184,6 @@ pub(crate) fn inode_of_net(net: u64) -> u32 {
     // Namespace inodes are numbered from PROC_DYNAMIC_FIRST 0xf0000000 (fs/proc/generic.c), those of the initial
     // namespaces from just below it in newer kernels; anything else means that `net` was no struct net.
     const LOWEST: u32 = 0xefff_ff00;
-    if net == 0 {
-        return 0;
-    }
     let inode: u32 = member(net, layout!(net_inum));
     if inode >= LOWEST { inode } else { 0 }
 }

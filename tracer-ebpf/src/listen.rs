@@ -103,11 +103,11 @@ pub(crate) fn conn_request_exit() {
     };
     let sk = call.sk;
     let (accept_queue, syn_queue) = (call.values[ACCEPT_QUEUE], call.values[SYN_QUEUE]);
+    let site = kernel::any(&mut call.values[DROPS], site as u64) as u16;
+    let refused = kernel::any(&mut call.values[NO_ROUTES], refused);
     emit::direct(skb, site, kernel::inode_of_net(net), 0, |fields| {
         push_listener(fields, sk, net, accept_queue, syn_queue);
-        if matches!(site, Site::SynRefused) {
-            fields.push(FieldId::Refused, refused);
-        }
+        fields.push(FieldId::Refused, refused);
     });
 }
 
@@ -140,16 +140,13 @@ pub(crate) fn v6_conn_request_entry(ctx: &impl Entry) {
 #[inline(always)]
 fn not_unicast(sk: u64, skb: u64) {
     let net = net_of_sock(sk);
-    emit::direct(skb, Site::SynNotUnicast, kernel::inode_of_net(net), 0, |fields| {
-        let length = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
-        push_listener(
-            fields,
-            sk,
-            net,
-            length,
-            u64::from(member::<u32>(sk, layout!(icsk_queue_length))),
-        );
-    });
+    emit::direct(
+        skb,
+        Site::SynNotUnicast as u16,
+        kernel::inode_of_net(net),
+        0,
+        |fields| push_name(fields, sk),
+    );
 }
 
 /// `tcp_v4_syn_recv_sock(sk, skb, req, …)` and its IPv6 twin: a handshake is complete.
@@ -250,6 +247,12 @@ fn push_listener(fields: &mut Fields<'_>, sk: u64, net: u64, accept_queue: u64, 
         number(net, layout!(net_max_syn_backlog)),
     );
     fields.push_some(FieldId::Somaxconn, number(net, layout!(net_somaxconn)));
+    push_name(fields, sk);
+}
+
+/// Which listener it is.
+#[inline(always)]
+fn push_name(fields: &mut Fields<'_>, sk: u64) {
     fields.push(
         FieldId::ListenerPort,
         u64::from(member::<u16>(sk, layout!(sock_num))),

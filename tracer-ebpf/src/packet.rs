@@ -232,26 +232,25 @@ fn v4_kinds(src: [u8; 4], dst: [u8; 4]) -> u32 {
     found
 }
 
-/// Asks the sets that context keeps whether the addresses are local, on a dummy device, IPVS's.
+/// Asks the sets that context keeps whether the addresses are local, on a dummy device, IPVS's, and adds what they say.
 #[inline(always)]
-pub(crate) fn memberships(work: &mut Work, netns: u32) -> u32 {
-    let mut found = 0;
+pub(crate) fn memberships(found: &mut u32, work: &mut Work, netns: u32) {
     let source = held(&mut work.address, &work.tuple.src, netns);
     if source & address_flags::LOCAL != 0 {
-        found |= bits::SOURCE_LOCAL;
+        kernel::add(found, bits::SOURCE_LOCAL);
     }
     if source & address_flags::DUMMY != 0 {
-        found |= bits::SOURCE_DUMMY;
+        kernel::add(found, bits::SOURCE_DUMMY);
     }
     let destination = held(&mut work.address, &work.tuple.dst, netns);
     if destination & address_flags::LOCAL != 0 {
-        found |= bits::DESTINATION_LOCAL;
+        kernel::add(found, bits::DESTINATION_LOCAL);
     }
     if destination & address_flags::DUMMY != 0 {
-        found |= bits::DESTINATION_DUMMY;
+        kernel::add(found, bits::DESTINATION_DUMMY);
     }
     if destination & address_flags::IPVS != 0 {
-        found |= bits::DESTINATION_IPVS;
+        kernel::add(found, bits::DESTINATION_IPVS);
         work.service.netns = netns;
         work.service.port = work.tuple.dport;
         work.service.protocol = work.tuple.protocol;
@@ -259,10 +258,9 @@ pub(crate) fn memberships(work: &mut Work, netns: u32) -> u32 {
         work.service.address = work.tuple.dst;
         // SAFETY: the value is not read.
         if unsafe { SERVICES.get(&work.service) }.is_some() {
-            found |= bits::SERVICE_IPVS;
+            kernel::add(found, bits::SERVICE_IPVS);
         }
     }
-    found
 }
 
 #[inline(always)]
@@ -309,33 +307,22 @@ pub(crate) fn netns(skb: u64) -> u32 {
 /// net/ipv4/ip_input.c, 5.10 - 7.3): its device says where it is.
 #[inline(always)]
 pub(crate) fn netns_of(rx_sk: u64, sk: u64, device: u64, refdst: u64, ct: u64) -> u32 {
-    if rx_sk != 0 {
-        let inode = kernel::inode_of_net(net_of_sock(rx_sk));
-        if inode != 0 {
-            return inode;
-        }
+    // Where there is none, nothing is read.
+    let of_receiver = kernel::inode_of_net(net_of_sock(rx_sk));
+    if of_receiver != 0 {
+        return of_receiver;
     }
-    if device != 0 {
-        let inode = kernel::inode_of_net(net_of_device(device));
-        if inode != 0 {
-            return inode;
-        }
+    let of_device = kernel::inode_of_net(net_of_device(device));
+    if of_device != 0 {
+        return of_device;
     }
-    if sk != 0 {
-        let inode = kernel::inode_of_net(net_of_sock(sk));
-        if inode != 0 {
-            return inode;
-        }
+    let of_sender = kernel::inode_of_net(net_of_sock(sk));
+    if of_sender != 0 {
+        return of_sender;
     }
-    if refdst != 0 {
-        let inode = kernel::inode_of_net(net_of_device(member(refdst, layout!(dst_dev))));
-        if inode != 0 {
-            return inode;
-        }
+    let of_route = kernel::inode_of_net(net_of_device(member(refdst, layout!(dst_dev))));
+    if of_route != 0 {
+        return of_route;
     }
-    if ct != 0 {
-        kernel::inode_of_net(member(ct, layout!(ct_net)))
-    } else {
-        0
-    }
+    kernel::inode_of_net(member(ct, layout!(ct_net)))
 }

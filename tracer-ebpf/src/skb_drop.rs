@@ -125,19 +125,19 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     };
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
-    let mut found = emit::take_packet(buffer, skb);
+    buffer.header.bits = emit::take_packet(buffer, skb);
     let sk: u64 = member(skb, layout!(skb_sk));
     let device = address(member(skb, layout!(skb_dev)));
     let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
     let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
 
     hint::take(&mut buffer.hint, skb, ct, &buffer.work.tuple, now);
-    let verdict = !has_reason || reason == layout!(reason_netfilter_drop);
-    if buffer.hint.site == Site::Free as u16 && verdict && bridged(skb) {
+    buffer.work.verdict = u32::from(!has_reason || reason == layout!(reason_netfilter_drop));
+    buffer.work.hinted = u32::from(buffer.hint.site != Site::Free as u16);
+    if kernel::anew(&buffer.work.hinted) == 0 && kernel::anew(&buffer.work.verdict) != 0 && bridged(skb) {
         buffer.hint.site = Site::BridgeNetfilter as u16;
     }
-    let site = Site::from_number(buffer.hint.site).unwrap_or(Site::Free);
-    let hinted = site != Site::Free && site != Site::BridgeNetfilter;
+    let hinted = kernel::anew(&buffer.work.hinted) != 0;
     let netns = if hinted && buffer.hint.netns != 0 {
         buffer.hint.netns
     } else {
@@ -147,23 +147,28 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     // Which of them said so is not to be followed on.
     let [rx_sk, sk, device, refdst, ct] =
         [rx_sk, sk, device, refdst, ct].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
-    found |= buffer.hint.bits;
-    if site == Site::MartianSource && rp_filtered(buffer.hint.before, device) {
-        found |= bits::RP_FILTER;
+    let found = &mut buffer.header.bits;
+    kernel::add(found, buffer.hint.bits);
+    if kernel::anew(&buffer.hint.site) == Site::MartianSource as u16
+        && rp_filtered(buffer.hint.before, device)
+    {
+        kernel::add(found, bits::RP_FILTER);
     }
-    found |= refusal(refdst, device, has_reason);
-    if ct != 0 && member::<u64>(ct, layout!(ct_status)) & ct_status::DYING != 0 {
-        found |= bits::CONNTRACK_DYING;
+    kernel::add(found, refusal(refdst, device, has_reason));
+    if member::<u64>(ct, layout!(ct_status)) & ct_status::DYING != 0 {
+        kernel::add(found, bits::CONNTRACK_DYING);
     }
     if kernel::bit_field(skb, layout!(skb_ipvs_property), 1) != 0 {
-        found |= bits::IPVS_PROPERTY;
+        kernel::add(found, bits::IPVS_PROPERTY);
         if ipvs::died(&buffer.work.tuple, now) {
-            found |= bits::DIED_AS;
+            kernel::add(found, bits::DIED_AS);
         }
     }
-    let mut found = kernel::any(&mut buffer.header.bits, found);
     if scope::admits(&buffer.work.tuple, netns) {
-        found |= packet::memberships(&mut buffer.work, netns);
+        packet::memberships(found, &mut buffer.work, netns);
+        let found = *found;
+        let site = kernel::anew(&buffer.hint.site);
+        let hinted = kernel::anew(&buffer.work.hinted) != 0;
         let ifindex = device_index(device, buffer.header.iif, refdst);
         let drop = Drop {
             site,
@@ -180,13 +185,13 @@ fn examine(ctx: &RawTracePointContext) -> bool {
             "free of {:x} at {:x}: site {}, reason {}, bits {:x}, netns {}",
             skb,
             location,
-            site as u16,
+            site,
             reason,
             found,
             netns
         );
-        let told = hinted && !site.needs_place();
-        let key_location = if told { 0 } else { location };
+        let told = hinted && !Site::from_number(site).is_some_and(Site::needs_place);
+        let key_location = kernel::any(&mut buffer.work.way, if told { 0 } else { location });
         if emit::count(buffer, &drop, key_location) {
             let [rx_sk, sk, refdst] =
                 [rx_sk, sk, refdst].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
@@ -195,6 +200,10 @@ fn examine(ctx: &RawTracePointContext) -> bool {
                 if rx_sk != 0 { rx_sk } else { sk },
                 route_error(refdst),
                 route_kind(refdst, buffer.header.protocol),
+            );
+            let (hinted, verdict) = (
+                kernel::anew(&buffer.work.hinted) != 0,
+                kernel::anew(&buffer.work.verdict) != 0,
             );
             let about_connection = !hinted
                 && has_reason

@@ -194,7 +194,7 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
         flags if flags & SYN != 0 => bits::SYN_ACK,
         _ => 0,
     };
-    emit::finish(buffer, site, kernel::inode_of_net(net), found, |fields| {
+    emit::finish(buffer, site as u16, kernel::inode_of_net(net), found, |fields| {
         fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
         if !matches!(site, Site::PawsEstablished) {
             let (expected, window) = receive_window(sk);
