@@ -172,6 +172,7 @@ layout! {
     tcp_ts_recent = Member("tcp_sock", "rx_opt.ts_recent");
     tcp_ts_recent_stamp = Member("tcp_sock", "rx_opt.ts_recent_stamp");
     request_ts_recent = Member("request_sock", "ts_recent");
+    request_snt_isn = Member("tcp_request_sock", "snt_isn");
 
     // Conntrack.
     ct_status = Member("nf_conn", "status");
@@ -223,6 +224,8 @@ layout! {
     arg_arp_error_skb = Parameter("arp_error_report", "skb");
     arg_validate_th = Parameter("tcp_validate_incoming", "th");
     arg_req_err_sk = Parameter("tcp_req_err", "sk");
+    arg_req_err_seq = Parameter("tcp_req_err", "seq");
+    arg_req_err_abort = Parameter("tcp_req_err", "abort");
     arg_v4_conn_request_sk = Parameter("tcp_v4_conn_request", "sk");
     arg_v4_conn_request_skb = Parameter("tcp_v4_conn_request", "skb");
     arg_send_reset_sk = Parameter("tcp_v4_send_reset", "sk");

@@ -203,28 +203,18 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
     });
 }
 
-/// `tcp_req_err(sk, seq, abort)`, net/ipv4/tcp_ipv4.c: an ICMP error for a pending request. It may count
-/// ListenDrops, yet no packet is lost.
+/// `tcp_req_err(sk, seq, abort)`, net/ipv4/tcp_ipv4.c, 5.10 - 7.3: an ICMP error for a pending request. One that is to end it
+/// and quotes its sequence number is counted in ListenDrops, yet no packet is lost.
 #[inline(always)]
 pub(crate) fn request_error_entry(ctx: &impl Entry) {
-    let Some(call) = scratch::slot(Function::RequestError) else {
-        return;
-    };
-    let sk = ctx.argument(layout!(arg_req_err_sk));
-    call.skb = sk;
-    call.net = net_of_sock(sk);
-    call.values[DROPS] = tcp_ext!(call.net, mib_listen_drops);
-}
-
-/// End of `tcp_req_err`.
-#[inline(always)]
-pub(crate) fn request_error_exit() {
-    let Some(call) = scratch::take(Function::RequestError) else {
-        return;
-    };
-    call.skb = 0;
-    if tcp_ext!(call.net, mib_listen_drops) != call.values[DROPS] {
-        emit::count_only(Site::RequestKilledByIcmp, kernel::inode_of_net(call.net));
+    let request = ctx.argument(layout!(arg_req_err_sk));
+    let aborts = ctx.argument(layout!(arg_req_err_abort)) as u8 != 0;
+    let quoted = ctx.argument(layout!(arg_req_err_seq)) as u32;
+    if aborts && quoted == member::<u32>(request, layout!(request_snt_isn)) {
+        emit::count_only(
+            Site::RequestKilledByIcmp,
+            kernel::inode_of_net(net_of_sock(request)),
+        );
     }
 }
 

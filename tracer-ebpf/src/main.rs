@@ -153,7 +153,6 @@ at_exit! {
         => |_ctx| listen::syn_recv_sock_exit(Function::SynRecvSock);
     tcp_v6_syn_recv_sock_fexit, tcp_v6_syn_recv_sock_kretprobe
         => |_ctx| listen::syn_recv_sock_exit(Function::SynRecvSockV6);
-    tcp_req_err_fexit, tcp_req_err_kretprobe => |_ctx| listen::request_error_exit();
     tcp_timewait_state_process_fexit, tcp_timewait_state_process_kretprobe => |ctx| time_wait::timewait_exit(ctx);
     tcp_check_req_fexit, tcp_check_req_kretprobe => |ctx| time_wait::check_req_exit(ctx);
     udp_enqueue_fexit, udp_enqueue_kretprobe => |ctx| receive::udp_enqueue_exit(ctx);

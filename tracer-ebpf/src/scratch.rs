@@ -12,17 +12,16 @@ pub(crate) enum Function {
     TimewaitProcess = 3,
     CheckReq = 4,
     ValidateIncoming = 5,
-    RequestError = 6,
-    ResolveClash = 7,
-    EarlyDrop = 8,
-    IpvsIn = 9,
-    UdpEnqueue = 10,
-    AddBacklog = 11,
+    ResolveClash = 6,
+    EarlyDrop = 7,
+    IpvsIn = 8,
+    UdpEnqueue = 9,
+    AddBacklog = 10,
 }
 
 impl Function {
     /// How many there are.
-    pub(crate) const COUNT: u32 = 12;
+    pub(crate) const COUNT: u32 = 11;
 }
 
 /// Bytes of a TCP header without options.

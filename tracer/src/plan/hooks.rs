@@ -419,12 +419,12 @@ pub const HOOKS: &[Hook] = &[
     Hook {
         name: "tcp_req_err",
         doc: "an ICMP error that ends a pending request: it is counted in ListenDrops, though no packet is lost",
-        target: Target::Function(&["tcp_req_err"], Phases::EntryAndExit),
+        target: Target::Function(&["tcp_req_err"], Phases::Entry),
         needs: &[
             "arg_req_err_sk",
-            "net_statistics",
-            "bpf_array_pptrs",
-            "mib_listen_drops",
+            "arg_req_err_seq",
+            "arg_req_err_abort",
+            "request_snt_isn",
         ],
         serves: &[
             part("syn-refused", "reconciliation with ListenDrops"),
