@@ -3,6 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::{
+    evidence::joined,
     listener::{self, CANDIDATES, LIMIT_FROM, LimitFrom, Refuser},
     progress::{self, HeldUp},
     values::{in_netns, sysctl_number},
@@ -23,35 +24,32 @@ pub(super) static CAUSE: Cause = Cause {
         With net.ipv4.tcp_abort_on_overflow=1 the last ACK is answered by RST instead. The SYN is freed as consumed: \
         no tool that watches kfree_skb sees it. Where the functions cannot be hooked, ListenOverflows, which nothing else moves, tells how many there \
         were, and the listener that is over its limit by then whose.",
-    evidence: &[
-        (
-            "stage",
-            "what was refused: syn, ack (last ACK of the handshake), syncookie-ack (the same, rebuilt from a cookie); null where only a counter tells",
-        ),
-        ("listener", "address and port of the listener"),
-        ("queue_length", "connections waiting for accept() when it refused"),
-        ("queue_limit", "limit of the queue; limit + 1 connections fit"),
-        ("somaxconn", "net.core.somaxconn of that netns now"),
-        ("limit_from", LIMIT_FROM),
-        (
-            "abort_on_overflow",
-            "net.ipv4.tcp_abort_on_overflow of that netns",
-        ),
-        (
-            "sharing",
-            "listeners that share the address and port (SO_REUSEPORT)",
-        ),
-        CANDIDATES,
-        (
-            "sharing_full",
-            "of those, how many have a full queue, when asked just after",
-        ),
-        progress::EVIDENCE[0],
-        progress::EVIDENCE[1],
-        progress::EVIDENCE[2],
-        progress::EVIDENCE[3],
-        progress::EVIDENCE[4],
-        progress::EVIDENCE[5],
+    evidence: joined![
+        [
+            (
+                "stage",
+                "what was refused: syn, ack (last ACK of the handshake), syncookie-ack (the same, rebuilt from a cookie); null where only a counter tells",
+            ),
+            ("listener", "address and port of the listener"),
+            ("queue_length", "connections waiting for accept() when it refused"),
+            ("queue_limit", "limit of the queue; limit + 1 connections fit"),
+            ("somaxconn", "net.core.somaxconn of that netns now"),
+            ("limit_from", LIMIT_FROM),
+            (
+                "abort_on_overflow",
+                "net.ipv4.tcp_abort_on_overflow of that netns",
+            ),
+            (
+                "sharing",
+                "listeners that share the address and port (SO_REUSEPORT)",
+            ),
+            CANDIDATES,
+            (
+                "sharing_full",
+                "of those, how many have a full queue, when asked just after",
+            ),
+        ],
+        progress::EVIDENCE
     ],
     remedy: "Find out why the application does not call accept(): blocked on a disk or NFS, stopped, out of CPU. If \
         bursts are the reason, raise its backlog and net.core.somaxconn of its netns, then restart the listener.",

@@ -3,7 +3,8 @@
 use droptrace_common::Site;
 
 use super::{
-    netfilter::{self, PACKET, PRICE, RULE},
+    evidence::joined,
+    netfilter::{self, PACKET, RULE},
     netfilter_rule,
     values::in_netns,
 };
@@ -18,23 +19,13 @@ pub(super) static CAUSE: Cause = Cause {
         (net/bridge/br_netfilter_hooks.c; net.bridge.bridge-nf-call-iptables and -ip6tables, on by default once the module is \
         loaded, as container runtimes do). A rule or policy of iptables or nftables then drops a packet that never leaves its bridge. Which \
         rule it was is found out as for netfilter-rule; a rule of the bridge's own tables is netfilter-rule.",
-    evidence: &[
-        RULE[0],
-        RULE[1],
-        RULE[2],
-        RULE[3],
-        RULE[4],
-        RULE[5],
-        RULE[6],
-        RULE[7],
-        PRICE,
-        (
+    evidence: joined![
+        RULE,
+        [(
             "call",
             "net.bridge.bridge-nf-call-iptables, for IPv6 bridge-nf-call-ip6tables; null when it could not be read",
-        ),
-        PACKET[0],
-        PACKET[1],
-        PACKET[2],
+        )],
+        PACKET
     ],
     remedy: "Accept the packet in the chain at the hook point forward, or do not pass bridged packets to the hooks of IP.",
     counter: None,

@@ -1,6 +1,7 @@
 //! `conntrack-dying`: the packet's conntrack entry was being removed.
 
 use super::{
+    evidence::joined,
     netfilter::{self, PACKET},
     values::in_netns,
 };
@@ -17,11 +18,9 @@ pub(super) static CAUSE: Cause = Cause {
         packet of such an entry, nf_nat_inet_fn (nf_nat_core.c) any packet of one that it removes itself. A rule drops at the same \
         place: it is this cause only where no rule or policy of any ruleset can drop at the hook point (known from full events, hence \
         sampled); else it stays open.",
-    evidence: &[
-        ("hook_point", "prerouting, input, forward, output or postrouting"),
-        PACKET[0],
-        PACKET[1],
-        PACKET[2],
+    evidence: joined![
+        [("hook_point", "prerouting, input, forward, output or postrouting")],
+        PACKET
     ],
     remedy: "Nothing, if it was once: the packet is sent again, and makes a new entry. Else find what flushes the table.",
     counter: None,

@@ -3,6 +3,7 @@
 use droptrace_common::Site;
 
 use super::{
+    evidence::joined,
     netfilter::{self, ENTRY},
     values::{device, in_netns},
 };
@@ -17,14 +18,15 @@ pub(super) static CAUSE: Cause = Cause {
         translates their addresses in the packet. Where it cannot (no room for another expectation, no port to be had, the packet \
         cannot be changed), it drops the packet and says why (nf_ct_helper_log, net/netfilter/nf_conntrack_helper.c). Some helpers \
         drop malformed messages without a word: those show as netfilter-rule.",
-    evidence: &[
-        ENTRY[0],
-        ENTRY[1],
-        (
-            "hook_point",
-            "where the helper was asked; null when the stack does not tell",
-        ),
-        ("interface", "device that the packet came by or leaves by"),
+    evidence: joined![
+        ENTRY,
+        [
+            (
+                "hook_point",
+                "where the helper was asked; null when the stack does not tell",
+            ),
+            ("interface", "device that the packet came by or leaves by"),
+        ]
     ],
     remedy: "Make room for expectations, or do without the helper: passive FTP and most of today's SIP need none.",
     counter: None,

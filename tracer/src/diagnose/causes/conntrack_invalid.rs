@@ -3,7 +3,8 @@
 use droptrace_common::{FieldId, Site, ct_status};
 
 use super::{
-    netfilter::{self, ENTRY, PACKET, PRICE, RULE},
+    evidence::joined,
+    netfilter::{self, ENTRY, PACKET, RULE},
     no_socket,
     values::in_netns,
 };
@@ -23,29 +24,18 @@ pub(super) static CAUSE: Cause = Cause {
         only what has an entry, leaves its addresses as they are: it arrives at this host itself, which has no socket for it and \
         answers by RST, and that ends the connection. A packet that opens no connection and belongs to none (a late RST or FIN) is \
         INVALID, too, but called so without a reason: it shows as netfilter-rule.",
-    evidence: &[
-        (
+    evidence: joined![
+        [(
             "outcome",
             "rule: a rule or policy dropped it; reset: it was not translated, and answered by RST",
-        ),
-        ENTRY[0],
-        ENTRY[1],
-        (
+        )],
+        ENTRY,
+        [(
             "nat",
             "whether NAT translates the connection; null when the packet belongs to none",
-        ),
-        RULE[0],
-        RULE[1],
-        RULE[2],
-        RULE[3],
-        RULE[4],
-        RULE[5],
-        RULE[6],
-        RULE[7],
-        PRICE,
-        PACKET[0],
-        PACKET[1],
-        PACKET[2],
+        )],
+        RULE,
+        PACKET
     ],
     remedy: "Out of the window: find what reorders or delays packets or hides part of them from this host (asymmetric routing), or let \
         conntrack be liberal. With NAT: drop INVALID packets, so that they are sent again instead of being answered by RST.",

@@ -17,6 +17,7 @@ mod conntrack_nat_exhausted;
 mod conntrack_table_full;
 mod cpu_backlog_full;
 mod device_tx_drop;
+mod evidence;
 mod fragment_reassembly;
 mod ipvs;
 mod ipvs_destination_gone;

@@ -63,7 +63,7 @@ pub(super) fn behind_queue(signature: &Signature<'_>) -> bool {
 }
 
 /// What [`put_rule`] puts.
-pub(super) const RULE: [(&str, &str); 8] = [
+pub(super) const RULE: [(&str, &str); 9] = [
     (
         "hook_point",
         "prerouting, input, forward, output, postrouting, ingress or bridge; null when the stack does not tell",
@@ -92,6 +92,10 @@ pub(super) const RULE: [(&str, &str); 8] = [
     (
         "candidates",
         "rules and policies that can end a packet so there, a few of them, and how many more; null when the rulesets could not be read",
+    ),
+    (
+        "read_us",
+        "how long it took to read the rulesets of the netns for this packet, in microseconds; they are read after such a packet only, ten times a second at most, with a twentieth of a CPU at most",
     ),
 ];
 
@@ -157,12 +161,6 @@ pub(super) const PACKET: [(&str, &str); 3] = [
     ),
 ];
 
-/// How long the rulesets took to read, in all causes that tell a rule.
-pub(super) const PRICE: (&str, &str) = (
-    "read_us",
-    "how long it took to read the rulesets of the netns for this packet, in microseconds; they are read after such a packet only, ten times a second at most, with a twentieth of a CPU at most",
-);
-
 /// Which rule it was, as far as context found out.
 pub(super) fn put_rule(found: &mut Finding, event: &RawEvent, facts: &Facts) {
     let signature = Signature::of_event(event, facts);
@@ -203,7 +201,7 @@ pub(super) fn put_rule(found: &mut Finding, event: &RawEvent, facts: &Facts) {
                 list
             }),
         )
-        .put(PRICE.0, rules.map(|rules| rules.read_us));
+        .put("read_us", rules.map(|rules| rules.read_us));
 }
 
 /// A rule with all that it takes to find it.

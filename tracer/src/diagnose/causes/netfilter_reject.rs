@@ -2,7 +2,10 @@
 
 use droptrace_common::Site;
 
-use super::netfilter::{self, PACKET, PRICE, RULE};
+use super::{
+    evidence::joined,
+    netfilter::{self, PACKET, RULE},
+};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// A rule answers with RST or an ICMP error.
@@ -14,10 +17,7 @@ pub(super) static CAUSE: Cause = Cause {
         nf_send_reset6) or with an ICMP error (nf_send_unreach, nf_send_unreach6; net/ipv4/netfilter/nf_reject_ipv4.c and its \
         IPv6 twin), then drops it like any other rule. Which rule it was is found out as for netfilter-rule. A RST of a bridge's \
         own chains is made elsewhere, and shows as netfilter-rule.",
-    evidence: &[
-        RULE[0], RULE[1], RULE[2], RULE[3], RULE[4], RULE[5], RULE[6], RULE[7], PRICE, PACKET[0], PACKET[1],
-        PACKET[2],
-    ],
+    evidence: joined![RULE, PACKET],
     remedy: "Look at the rule, or find it by its counter or by a trace of one packet; add an accept before it if the packet is wanted.",
     counter: None,
     benign: false,

@@ -3,8 +3,9 @@
 use droptrace_common::Site;
 
 use super::{
+    evidence::joined,
     masquerade_no_address,
-    netfilter::{self, PACKET, PRICE, RULE},
+    netfilter::{self, PACKET, RULE},
 };
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
@@ -20,10 +21,7 @@ pub(super) static CAUSE: Cause = Cause {
         local sender send() fails with EPERM. The kernel does not say which rule it was: after such a packet the rulesets of its \
         netns are read (never changed), and a rule is told if its counter alone moved, and by as many packets as were seen to end \
         so since the reading before. Hence none is told for the first packet, nor for a rule or policy of nftables that does not count.",
-    evidence: &[
-        RULE[0], RULE[1], RULE[2], RULE[3], RULE[4], RULE[5], RULE[6], RULE[7], PRICE, PACKET[0], PACKET[1],
-        PACKET[2],
-    ],
+    evidence: joined![RULE, PACKET],
     remedy: "Look at the rule, or find it by its counter or by a trace of one packet; add an accept before it if the packet is wanted.",
     counter: None,
     benign: false,

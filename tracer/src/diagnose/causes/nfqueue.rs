@@ -3,6 +3,7 @@
 use droptrace_common::Site;
 
 use super::{
+    evidence::joined,
     netfilter::{self, PACKET},
     values::in_netns,
 };
@@ -20,22 +21,22 @@ pub(super) static CAUSE: Cause = Cause {
         the queue is full, or if the program's socket buffer is, nf_queue (net/netfilter/nf_queue.c) frees the packet. One that the \
         program gave back with the verdict drop, or that a rule dropped afterwards, is freed at nf_reinject (5.10, 6.1) or \
         nfqnl_reinject (net/netfilter/nfnetlink_queue.c, 6.12 and later). The kernel gives no reason in either case.",
-    evidence: &[
-        (
-            "why",
-            "no-listener: no program listens on the queue; queue-full: the queue was full; buffer-full: the program's socket buffer was; verdict: the program's, or that of a rule after the queue; null when a packet was not taken and the queues do not tell why",
-        ),
-        (
-            "queues",
-            "queues of the netns: number, port id of the program, packets waiting, dropped because the queue was full, dropped because the program's socket buffer was; null when they could not be read",
-        ),
-        (
-            "hook_point",
-            "prerouting, input, forward, output or postrouting; null when the stack does not tell, as it never does after a program's verdict",
-        ),
-        PACKET[0],
-        PACKET[1],
-        PACKET[2],
+    evidence: joined![
+        [
+            (
+                "why",
+                "no-listener: no program listens on the queue; queue-full: the queue was full; buffer-full: the program's socket buffer was; verdict: the program's, or that of a rule after the queue; null when a packet was not taken and the queues do not tell why",
+            ),
+            (
+                "queues",
+                "queues of the netns: number, port id of the program, packets waiting, dropped because the queue was full, dropped because the program's socket buffer was; null when they could not be read",
+            ),
+            (
+                "hook_point",
+                "prerouting, input, forward, output or postrouting; null when the stack does not tell, as it never does after a program's verdict",
+            ),
+        ],
+        PACKET
     ],
     remedy: "See whether the program runs, keeps up and means to drop; a rule with --queue-bypass (nft: bypass) lets packets pass while no program listens.",
     counter: None,

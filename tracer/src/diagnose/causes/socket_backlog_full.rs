@@ -2,8 +2,11 @@
 
 use droptrace_common::{Site, bits};
 
-use super::progress;
-use super::values::{endpoint, socket_memory};
+use super::{
+    evidence::joined,
+    progress,
+    values::{endpoint, socket_memory},
+};
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The backlog of a TCP socket is full.
@@ -16,27 +19,24 @@ pub(super) static CAUSE: Cause = Cause {
         file that a slow disk holds, or for CPU. The backlog may take about as many bytes as receive and send buffer together, overhead \
         included; beyond that segments are dropped, and TCPBacklogDrop counts them (tcp_add_backlog, net/ipv4/tcp_ipv4.c). The sender sends them again. \
         From 6.1 on the kernel gives the reason SOCKET_BACKLOG; before, what tcp_add_backlog answers tells.",
-    evidence: &[
-        ("socket", "local address and port of the connection"),
-        ("peer", "its other end"),
-        (
-            "backlog",
-            "what waits for the socket to be unlocked, in bytes, overhead included (sk_backlog.len): at the drop where the kernel has no drop reasons, else when asked just after",
-        ),
-        (
-            "receive_buffer",
-            "receive buffer of the socket in bytes (sk_rcvbuf), a part of the limit",
-        ),
-        (
-            "send_buffer",
-            "send buffer of the socket in bytes (sk_sndbuf), a part of the limit",
-        ),
-        progress::EVIDENCE[0],
-        progress::EVIDENCE[1],
-        progress::EVIDENCE[2],
-        progress::EVIDENCE[3],
-        progress::EVIDENCE[4],
-        progress::EVIDENCE[5],
+    evidence: joined![
+        [
+            ("socket", "local address and port of the connection"),
+            ("peer", "its other end"),
+            (
+                "backlog",
+                "what waits for the socket to be unlocked, in bytes, overhead included (sk_backlog.len): at the drop where the kernel has no drop reasons, else when asked just after",
+            ),
+            (
+                "receive_buffer",
+                "receive buffer of the socket in bytes (sk_rcvbuf), a part of the limit",
+            ),
+            (
+                "send_buffer",
+                "send buffer of the socket in bytes (sk_sndbuf), a part of the limit",
+            ),
+        ],
+        progress::EVIDENCE
     ],
     remedy: "Find out what stops the owner within its system call on the socket: memory that is short, a file on a slow disk, a CPU limit. \
         Larger buffers only let more wait.",

@@ -4,8 +4,11 @@ use std::net::IpAddr;
 
 use droptrace_common::{Site, bits};
 
-use super::progress::{self, HeldUp};
-use super::values::{endpoint, socket_memory, sysctl_number, who};
+use super::{
+    evidence::joined,
+    progress::{self, HeldUp},
+    values::{endpoint, socket_memory, sysctl_number, who},
+};
 use crate::diagnose::{
     Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
 };
@@ -24,34 +27,31 @@ pub(super) static CAUSE: Cause = Cause {
         is dropped, and nobody is told (__udp_enqueue_schedule_skb, net/ipv4/udp.c, which counts RcvbufErrors; sock_queue_rcv_skb, \
         net/core/sock.c, for raw sockets, which no counter of the netns shows). From 6.1 on the kernel gives the reason SOCKET_RCVBUFF; before, \
         what that function answers tells, for UDP. A raw socket is given a copy, which is lost; the packet itself goes its way. Newer kernels, such as 6.12, make no copy for one that is full: nothing is freed there. TCP does not lose data so: it shuts its window.",
-    evidence: &[
-        ("socket", "local address and port that the packet is for"),
-        (
-            "receive_buffer",
-            "what may wait, in bytes, overhead included (sk_rcvbuf, twice what SO_RCVBUF asked for)",
-        ),
-        (
-            "queued",
-            "what waits, in bytes, overhead included (sk_rmem_alloc): at the drop where the kernel has no drop reasons, else when asked just after",
-        ),
-        (
-            "socket_drops",
-            "packets that this socket has lost so far, whatever the cause (sk_drops)",
-        ),
-        (
-            "rmem_max",
-            "net.core.rmem_max: the most that SO_RCVBUF may ask for",
-        ),
-        (
-            "limit_from",
-            "default (net.core.rmem_default: the application asks for nothing), rmem_max (it asks for as much or more), or application (it asks for less)",
-        ),
-        progress::EVIDENCE[0],
-        progress::EVIDENCE[1],
-        progress::EVIDENCE[2],
-        progress::EVIDENCE[3],
-        progress::EVIDENCE[4],
-        progress::EVIDENCE[5],
+    evidence: joined![
+        [
+            ("socket", "local address and port that the packet is for"),
+            (
+                "receive_buffer",
+                "what may wait, in bytes, overhead included (sk_rcvbuf, twice what SO_RCVBUF asked for)",
+            ),
+            (
+                "queued",
+                "what waits, in bytes, overhead included (sk_rmem_alloc): at the drop where the kernel has no drop reasons, else when asked just after",
+            ),
+            (
+                "socket_drops",
+                "packets that this socket has lost so far, whatever the cause (sk_drops)",
+            ),
+            (
+                "rmem_max",
+                "net.core.rmem_max: the most that SO_RCVBUF may ask for",
+            ),
+            (
+                "limit_from",
+                "default (net.core.rmem_default: the application asks for nothing), rmem_max (it asks for as much or more), or application (it asks for less)",
+            ),
+        ],
+        progress::EVIDENCE
     ],
     remedy: "Find out why the application does not keep up. If bursts are the reason: let it ask for a larger receive buffer (SO_RCVBUF), \
         raise net.core.rmem_max so that it gets it, or share the port among more sockets (SO_REUSEPORT).",

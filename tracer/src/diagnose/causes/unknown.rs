@@ -2,7 +2,9 @@
 
 use droptrace_common::Site;
 
-use super::{bad_header, checksum_error, conntrack_dying, netfilter, socket_filter, tcp_memory};
+use super::{
+    bad_header, checksum_error, conntrack_dying, evidence::joined, netfilter, socket_filter, tcp_memory,
+};
 use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The evidence of a cause that knows no more than the kernel says.
@@ -22,14 +24,12 @@ pub static KERNEL_REASON: Cause = Cause {
     title: "dropped for the kernel's own reason",
     mechanism: "The kernel names a drop reason (enum skb_drop_reason, include/net/dropreason-core.h) that this \
         catalogue does not explain further, or that more than one cause may stand behind.",
-    evidence: &[
-        EVIDENCE[0],
-        EVIDENCE[1],
-        EVIDENCE[2],
-        (
+    evidence: joined![
+        EVIDENCE,
+        [(
             "doubt",
             "why no cause is named, where the reason may have several",
-        ),
+        ),]
     ],
     remedy: "The comment at this reason in the kernel's include/net/dropreason-core.h says what it means.",
     counter: None,
@@ -48,11 +48,9 @@ pub static UNKNOWN: Cause = Cause {
     title: "dropped, cause not known",
     mechanism: "The packet was freed as dropped, without a reason from the kernel, at a place that this catalogue \
         does not know, or at which more than one cause may stand behind.",
-    evidence: &[
-        EVIDENCE[0],
-        EVIDENCE[1],
-        EVIDENCE[2],
-        ("doubt", "why no cause is named, where the place may have several"),
+    evidence: joined![
+        EVIDENCE,
+        [("doubt", "why no cause is named, where the place may have several"),]
     ],
     remedy: "The location is the kernel function that freed the packet; its source tells which checks it makes.",
     counter: None,
