@@ -70,7 +70,7 @@ pub(super) mod tests {
     use droptrace_common::Site;
 
     use crate::diagnose::causes::{
-        netfilter::tests::{frames, freed, rules},
+        netfilter::tests::{frames, freed, told_or_not},
         sample::{Kernel, Sample, V5_10},
     };
 
@@ -83,11 +83,8 @@ pub(super) mod tests {
         Kernel::ALL
             .into_iter()
             .flat_map(|kernel| {
-                let forwarded = || bridged(kernel, &["nf_hook_slow", "br_nf_forward_ip"]);
-                [
-                    forwarded().fact(rules(&["forward"], true)),
-                    forwarded().fact(rules(&["forward", "late"], false)),
-                ]
+                let forwarded = bridged(kernel, &["nf_hook_slow", "br_nf_forward_ip"]);
+                told_or_not(&forwarded, "forward")
             })
             .collect()
     }

@@ -130,7 +130,7 @@ pub(super) mod tests {
     use crate::diagnose::{
         Verdict,
         causes::{
-            netfilter::tests::{entry, frames, freed, rules},
+            netfilter::tests::{entry, frames, freed, told_or_not},
             sample::{ACK, Kernel, Sample, V5_10},
         },
     };
@@ -157,11 +157,9 @@ pub(super) mod tests {
         Kernel::ALL
             .into_iter()
             .flat_map(|kernel| {
-                [
-                    dropped(kernel).fact(rules(&["input"], true)),
-                    dropped(kernel).fact(rules(&["input", "late"], false)),
-                    reset(kernel),
-                ]
+                told_or_not(&dropped(kernel), "input")
+                    .into_iter()
+                    .chain([reset(kernel)])
             })
             .collect()
     }

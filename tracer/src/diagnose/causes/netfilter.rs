@@ -3,6 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::{
+    evidence::{Field, joined},
     no_socket,
     values::{Segment, Tuple, device, in_netns},
 };
@@ -161,6 +162,21 @@ pub(super) const PACKET: [(&str, &str); 3] = [
     ),
 ];
 
+/// What [`find`] puts.
+pub(super) const EVIDENCE: &[Field] = joined![RULE, PACKET];
+
+/// What to do about a rule, in general.
+pub(super) const REMEDY: &str = "Look at the rule, or find it by its counter or by a trace of one packet; add an accept before it if the packet is wanted.";
+
+/// Evidence and remedy of a packet that a rule dropped, or `rejected`, and of which there is no more to say.
+pub(super) fn find(event: &RawEvent, facts: &Facts, rejected: bool) -> Finding {
+    let mut found = Finding::default();
+    put_rule(&mut found, event, facts);
+    put_packet(&mut found, event, facts, rejected);
+    advise(&mut found, event, facts);
+    found
+}
+
 /// Which rule it was, as far as context found out.
 pub(super) fn put_rule(found: &mut Finding, event: &RawEvent, facts: &Facts) {
     let signature = Signature::of_event(event, facts);
@@ -290,7 +306,7 @@ pub(super) fn advise(found: &mut Finding, event: &RawEvent, facts: &Facts) {
 pub(super) mod tests {
     use droptrace_common::{FieldId, Site};
 
-    use super::super::sample::{Kernel, SYN, Sample, V6_1};
+    use super::super::sample::{Kernel, SYN, Sample, V6_1, V6_12};
     use crate::diagnose::{BaseChain, Facts, Rule, Rules};
 
     /// A SYN that netfilter freed there.
@@ -299,6 +315,16 @@ pub(super) mod tests {
             .reason_since(V6_1, "NETFILTER_DROP")
             .tcp("10.0.0.9:40000", "10.0.0.1:80", SYN)
             .on("eth0")
+    }
+
+    /// A SYN that a rule of nftables dropped, which frees the packet itself from 6.12 on.
+    pub(in super::super) fn by_nftables(kernel: Kernel, site: Site) -> Sample {
+        let location = if kernel >= V6_12 {
+            "nft_do_chain"
+        } else {
+            "nf_hook_slow"
+        };
+        freed(kernel, site, location)
     }
 
     pub(in super::super) fn frames(sample: Sample, names: &[&str]) -> Sample {
@@ -377,5 +403,13 @@ pub(super) mod tests {
                 read_us: 120,
             });
         }
+    }
+
+    /// The packet where a counter tells its rule in this chain, and where it may be of another chain, too.
+    pub(in super::super) fn told_or_not(sample: &Sample, chain: &str) -> [Sample; 2] {
+        [
+            sample.clone().fact(rules(&[chain], true)),
+            sample.clone().fact(rules(&[chain, "late"], false)),
+        ]
     }
 }

@@ -2,12 +2,8 @@
 
 use droptrace_common::Site;
 
-use super::{
-    evidence::joined,
-    masquerade_no_address,
-    netfilter::{self, PACKET, RULE},
-};
-use crate::diagnose::{Cause, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
+use super::{masquerade_no_address, netfilter};
+use crate::diagnose::{Cause, Family, Need, Signature, Verdict};
 
 /// A netfilter verdict ended the packet, and no better cause is known for it.
 pub(super) static CAUSE: Cause = Cause {
@@ -21,8 +17,8 @@ pub(super) static CAUSE: Cause = Cause {
         local sender send() fails with EPERM. The kernel does not say which rule it was: after such a packet the rulesets of its \
         netns are read (never changed), and a rule is told if its counter alone moved, and by as many packets as were seen to end \
         so since the reading before. Hence none is told for the first packet, nor for a rule or policy of nftables that does not count.",
-    evidence: joined![RULE, PACKET],
-    remedy: "Look at the rule, or find it by its counter or by a trace of one packet; add an accept before it if the packet is wanted.",
+    evidence: netfilter::EVIDENCE,
+    remedy: netfilter::REMEDY,
     counter: None,
     benign: false,
     needs: &[Need::Owner, Need::Rules],
@@ -32,17 +28,9 @@ pub(super) static CAUSE: Cause = Cause {
             && netfilter::by_verdict(signature)
     },
     verdict: |_: &Signature<'_>| Verdict::Dropped,
-    find,
+    find: |event, facts| netfilter::find(event, facts, false),
     refine: Some(masquerade_no_address::refine),
 };
-
-fn find(event: &RawEvent, facts: &Facts) -> Finding {
-    let mut found = Finding::default();
-    netfilter::put_rule(&mut found, event, facts);
-    netfilter::put_packet(&mut found, event, facts, false);
-    netfilter::advise(&mut found, event, facts);
-    found
-}
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -50,7 +38,7 @@ pub(super) mod tests {
 
     use crate::diagnose::Verdict;
     use crate::diagnose::causes::{
-        netfilter::tests::{frames, freed, rules},
+        netfilter::tests::{by_nftables, frames, freed, rules, told_or_not},
         sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V6_1, V6_12},
     };
 
@@ -60,18 +48,10 @@ pub(super) mod tests {
         Kernel::ALL
             .into_iter()
             .flat_map(|kernel| {
-                // nftables frees the packet itself from 6.12 on.
-                let nft = if kernel >= V6_12 {
-                    "nft_do_chain"
-                } else {
-                    "nf_hook_slow"
-                };
-                let dropped = || frames(freed(kernel, Site::Free, nft), INPUT);
-                [
-                    dropped(),
-                    dropped().fact(rules(&["input"], true)),
-                    dropped().fact(rules(&["input", "late"], false)),
-                ]
+                let dropped = frames(by_nftables(kernel, Site::Free), INPUT);
+                [dropped.clone()]
+                    .into_iter()
+                    .chain(told_or_not(&dropped, "input"))
             })
             .collect()
     }
