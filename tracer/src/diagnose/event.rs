@@ -192,6 +192,11 @@ impl Tcp {
 }
 
 impl Packet {
+    /// Whether it is to an address of IPv6; one whose headers were not captured passes for IPv4.
+    pub fn is_ipv6(&self) -> bool {
+        self.dst.is_some_and(|dst| dst.is_ipv6())
+    }
+
     /// Parses IPv4 or IPv6 and the transport header behind it; stops where the bytes end.
     pub fn parse(bytes: &[u8]) -> Self {
         let mut packet = Self::default();

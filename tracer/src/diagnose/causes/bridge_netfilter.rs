@@ -6,7 +6,7 @@ use super::{
     evidence::joined,
     netfilter::{self, PACKET, RULE},
     netfilter_rule,
-    values::in_netns,
+    values::{in_netns, sysctl},
 };
 use crate::diagnose::{Cause, Facts, Family, Finding, HookPoint, Need, RawEvent, Signature, Verdict};
 
@@ -49,12 +49,12 @@ fn refine(_: &RawEvent, facts: &Facts) -> Option<&'static Cause> {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     netfilter::put_rule(&mut found, event, facts);
-    let call = if event.parse().dst.is_some_and(|dst| dst.is_ipv6()) {
+    let call = if event.parse().is_ipv6() {
         "net.bridge.bridge-nf-call-ip6tables"
     } else {
         "net.bridge.bridge-nf-call-iptables"
     };
-    found.put("call", facts.sysctls.get(call).map(|text| text.trim()));
+    found.put("call", sysctl(facts, call));
     netfilter::put_packet(&mut found, event, facts, false);
     netfilter::advise(&mut found, event, facts);
     found.advise(

@@ -80,7 +80,7 @@ pub(super) fn proven(event: &RawEvent, facts: &Facts) -> bool {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
-    let v6 = packet.dst.is_some_and(|dst| dst.is_ipv6());
+    let v6 = packet.is_ipv6();
     let wrong = wrong(&event.packet);
     let layer = match (facts.reason.as_deref(), packet.protocol) {
         (Some("IP_CSUM"), _) => Some("IPv4 header"),

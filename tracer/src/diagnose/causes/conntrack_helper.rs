@@ -5,7 +5,7 @@ use droptrace_common::Site;
 use super::{
     evidence::joined,
     netfilter::{self, ENTRY},
-    values::{device, in_netns},
+    values::{device, in_netns, sysctl_number},
 };
 use crate::diagnose::{Cause, Facts, Family, Finding, HookPoint, Need, RawEvent, Signature, Verdict};
 
@@ -45,8 +45,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         .put("hook_point", HookPoint::of(facts).map(HookPoint::name))
         .put("interface", device(event, facts));
     if netfilter::words(event).is_some_and(|words| words.contains("expectation")) {
-        let max = facts.sysctls.get("net.netfilter.nf_conntrack_expect_max");
-        let max = max.and_then(|text| text.trim().parse::<u64>().ok());
+        let max = sysctl_number(facts, "net.netfilter.nf_conntrack_expect_max");
         found.advise(
             "See which expectations fill the table, and make room for more.",
             Some(in_netns(

@@ -6,7 +6,7 @@ use super::{
     evidence::joined,
     netfilter::{self, ENTRY, PACKET, RULE},
     no_socket,
-    values::in_netns,
+    values::{in_netns, iptables},
 };
 use crate::diagnose::{
     Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
@@ -84,11 +84,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     netfilter::put_packet(&mut found, event, facts, reset);
     let words = netfilter::words(event).unwrap_or_default();
     if reset {
-        let program = if event.parse().dst.is_some_and(|dst| dst.is_ipv6()) {
-            "ip6tables"
-        } else {
-            "iptables"
-        };
+        let program = iptables(&event.parse());
         found.advise(
             "Drop INVALID packets before they reach a socket: then the peer sends again, and the connection lives.",
             Some(in_netns(

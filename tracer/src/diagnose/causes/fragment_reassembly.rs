@@ -1,7 +1,5 @@
 //! `fragment-reassembly`: a fragment whose packet never became whole.
 
-use std::net::IpAddr;
-
 use droptrace_common::Site;
 
 use super::values::{in_netns, on, sysctl_number};
@@ -77,7 +75,7 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
-    let v6 = matches!(packet.dst, Some(IpAddr::V6(_)));
+    let v6 = packet.is_ipv6();
     found.counter = CountedBy::Named(if v6 { "Ip6ReasmFails" } else { "IpReasmFails" });
     let family = usize::from(v6);
     let why = match facts.reason.as_deref() {

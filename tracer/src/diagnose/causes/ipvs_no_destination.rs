@@ -1,13 +1,12 @@
 //! `ipvs-no-destination`: a virtual service without a usable real server.
 
-use std::net::IpAddr;
-
 use droptrace_common::Site;
 
-use super::{ipvs::Entry, values::in_netns};
-use crate::diagnose::{
-    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
+use super::{
+    ipvs::Entry,
+    values::{counter_of, endpoint, in_netns},
 };
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The scheduler found no server.
 pub(super) static CAUSE: Cause = Cause {
@@ -41,11 +40,7 @@ pub(super) static CAUSE: Cause = Cause {
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding {
-        counter: match event.parse().dst {
-            Some(IpAddr::V4(_)) => CountedBy::Named("IcmpOutDestUnreachs"),
-            Some(IpAddr::V6(_)) => CountedBy::Named("Icmp6OutDestUnreachs"),
-            None => CountedBy::Cause,
-        },
+        counter: counter_of(event.parse().dst, "IcmpOutDestUnreachs", "Icmp6OutDestUnreachs"),
         ..Finding::default()
     };
     let entry = Entry::of(event);
@@ -77,7 +72,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         (Some(all), Some(zero)) if all == zero => found.advise(
             format!("All {all} servers of {service} have weight 0: give one a weight."),
             first.and_then(|server| {
-                let server = super::values::endpoint(Some(server.address), Some(server.port))?;
+                let server = endpoint(Some(server.address), Some(server.port))?;
                 Some(in_netns(facts, None, &format!("ipvsadm -e {option} -r {server} -w 1")))
             }),
             "It takes new connections at once. Weight 0 is how a server is drained: see who set it.",

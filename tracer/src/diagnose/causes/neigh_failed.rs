@@ -2,10 +2,8 @@
 
 use droptrace_common::{FieldId, Site, bits};
 
-use super::values::{Segment, endpoint, in_netns};
-use crate::diagnose::{
-    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
-};
+use super::values::{Segment, counter_of, endpoint, in_netns};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// Address resolution failed.
 pub(super) static CAUSE: Cause = Cause {
@@ -78,11 +76,11 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
                 None => "the destination, or the gateway to it, is not reachable",
             },
         );
-    found.counter = match neighbour {
-        Some(std::net::IpAddr::V4(_)) => CountedBy::Named("arp_cache res_failed (/proc/net/stat)"),
-        Some(std::net::IpAddr::V6(_)) => CountedBy::Named("ndisc_cache res_failed (/proc/net/stat)"),
-        None => CountedBy::Cause,
-    };
+    found.counter = counter_of(
+        neighbour,
+        "arp_cache res_failed (/proc/net/stat)",
+        "ndisc_cache res_failed (/proc/net/stat)",
+    );
     let target = neighbour.or(packet.dst);
     let (Some(target), Some(dst)) = (target, endpoint(packet.dst, None)) else {
         return found;

@@ -1,14 +1,10 @@
 //! `neigh-queue-full`: too many packets wait for a neighbour's hardware address.
 
-use std::net::IpAddr;
-
 use super::{
     unknown,
-    values::{in_netns, on, setting, sysctl_number},
+    values::{counter_of, in_netns, on, setting, sysctl_number},
 };
-use crate::diagnose::{
-    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
-};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// Bytes that may wait for one neighbour.
 const QUEUE: &str = "net.{ip}.neigh.{on}.unres_qlen_bytes";
@@ -57,11 +53,11 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
-    found.counter = match packet.dst {
-        Some(IpAddr::V4(_)) => CountedBy::Named("arp_cache unresolved_discards (/proc/net/stat)"),
-        Some(IpAddr::V6(_)) => CountedBy::Named("ndisc_cache unresolved_discards (/proc/net/stat)"),
-        None => CountedBy::Cause,
-    };
+    found.counter = counter_of(
+        packet.dst,
+        "arp_cache unresolved_discards (/proc/net/stat)",
+        "ndisc_cache unresolved_discards (/proc/net/stat)",
+    );
     let interface = on(event, facts);
     let neighbour = facts
         .route

@@ -1,7 +1,5 @@
 //! `neigh-table-full`: no room for another neighbour.
 
-use std::net::IpAddr;
-
 use droptrace_common::bits;
 
 use super::{
@@ -68,9 +66,10 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
         .put("refused", table.and_then(|table| table.refused))
         .put("interface", on(event, facts))
         .put("destination", packet.dst.map(|ip| ip.to_string()));
-    let (family, version, counter) = match packet.dst {
-        Some(IpAddr::V6(_)) => ("ipv6", "-6", "ndisc_cache table_fulls (/proc/net/stat)"),
-        _ => ("ipv4", "-4", "arp_cache table_fulls (/proc/net/stat)"),
+    let (family, version, counter) = if packet.is_ipv6() {
+        ("ipv6", "-6", "ndisc_cache table_fulls (/proc/net/stat)")
+    } else {
+        ("ipv4", "-4", "arp_cache table_fulls (/proc/net/stat)")
     };
     found.counter = CountedBy::Named(counter);
     if let Some(table) = table {

@@ -105,10 +105,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
     let interface = device(event, facts);
-    let version = match packet.dst {
-        Some(std::net::IpAddr::V6(_)) => "ipv6",
-        _ => "ipv4",
-    };
+    let version = if packet.is_ipv6() { "ipv6" } else { "ipv4" };
     let forwarding = interface
         .and_then(|interface| sysctl_number(facts, &format!("net.{version}.conf.{interface}.forwarding")))
         .map(|value| value != 0);

@@ -1,12 +1,10 @@
 //! `no-socket`: nobody listens at the packet's destination.
 
-use std::net::IpAddr;
-
 use droptrace_common::{Site, bits};
 
 use super::{
     ipvs::Entry,
-    values::{Segment, endpoint, in_netns},
+    values::{Segment, counter_of, endpoint, in_netns},
 };
 use crate::diagnose::{Cause, CountedBy, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
 
@@ -96,8 +94,7 @@ pub(super) fn counter(event: &RawEvent) -> CountedBy {
     match (packet.protocol, packet.dst) {
         (Some(TCP), _) if event.header.bits & (bits::RST | bits::MULTICAST) != 0 => CountedBy::Nothing,
         (Some(TCP), _) => CountedBy::Named("TcpOutRsts"),
-        (Some(UDP), Some(IpAddr::V4(_))) => CountedBy::Named("UdpNoPorts"),
-        (Some(UDP), Some(IpAddr::V6(_))) => CountedBy::Named("Udp6NoPorts"),
+        (Some(UDP), dst) => counter_of(dst, "UdpNoPorts", "Udp6NoPorts"),
         _ => CountedBy::Cause,
     }
 }

@@ -62,14 +62,16 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
-    found.counter = CountedBy::Named(match packet.dst {
-        Some(IpAddr::V6(_)) => "Ip6InAddrErrors",
-        _ => "IpInAddrErrors",
+    found.counter = CountedBy::Named(if packet.is_ipv6() {
+        "Ip6InAddrErrors"
+    } else {
+        "IpInAddrErrors"
     });
     let interface = device(event, facts);
-    let setting = match packet.dst {
-        Some(IpAddr::V6(_)) => Some("net.ipv6.conf.all.forwarding".to_owned()),
-        _ => interface.map(|interface| format!("net.ipv4.conf.{interface}.forwarding")),
+    let setting = if packet.is_ipv6() {
+        Some("net.ipv6.conf.all.forwarding".to_owned())
+    } else {
+        interface.map(|interface| format!("net.ipv4.conf.{interface}.forwarding"))
     };
     let forwarding = setting
         .as_deref()

@@ -2,7 +2,7 @@
 
 use droptrace_common::{FieldId, Site};
 
-use super::values::{in_netns, on_the_way};
+use super::values::{in_netns, iptables, on_the_way};
 use crate::diagnose::{
     Cause, CountedBy, Counter, Direction, Facts, Family, Finding, Need, RawEvent, Verdict,
 };
@@ -65,17 +65,17 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
-    found.counter = CountedBy::Named(match packet.dst {
-        Some(std::net::IpAddr::V6(_)) => "Ip6FragFails",
-        _ => "IpFragFails",
+    found.counter = CountedBy::Named(if packet.is_ipv6() {
+        "Ip6FragFails"
+    } else {
+        "IpFragFails"
     });
     let route = facts.route.as_ref();
     let told = event.field(FieldId::Mtu).map(|mtu| mtu as u32);
     let mtu = told.or_else(|| route.and_then(|route| route.mtu));
     let of_route = route.is_some_and(|route| route.mtu_of_route);
     let interface = route.and_then(|route| route.device.as_deref());
-    let v6 = packet.dst.is_some_and(|dst| dst.is_ipv6());
-    let dont_fragment = v6 || event.packet.get(6).is_some_and(|flags| flags & 0x40 != 0);
+    let dont_fragment = packet.is_ipv6() || event.packet.get(6).is_some_and(|flags| flags & 0x40 != 0);
     let outgoing = crate::diagnose::catalogue::direction(event) == Some(Direction::Out);
     found
         .put("mtu", mtu)
@@ -110,7 +110,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     );
     if let (false, Some(interface)) = (outgoing, interface) {
         if packet.protocol == Some(libc::IPPROTO_TCP as u8) {
-            let command = if v6 { "ip6tables" } else { "iptables" };
+            let command = iptables(&packet);
             found.advise(
                 format!("Let new TCP connections through {interface} use segments that fit."),
                 Some(in_netns(
@@ -121,7 +121,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
                 "Changes the MSS in SYNs that leave there. Running connections keep theirs; the other direction needs the same on its device.",
             );
         }
-        let message = if v6 {
+        let message = if packet.is_ipv6() {
             "packet too big"
         } else {
             "fragmentation needed"

@@ -44,9 +44,10 @@ pub(super) static CAUSE: Cause = Cause {
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
     let packet = event.parse();
-    found.counter = CountedBy::Named(match packet.dst {
-        Some(std::net::IpAddr::V6(_)) => "Ip6InHdrErrors",
-        _ => "IpInHdrErrors",
+    found.counter = CountedBy::Named(if packet.is_ipv6() {
+        "Ip6InHdrErrors"
+    } else {
+        "IpInHdrErrors"
     });
     let interface = device(event, facts);
     let ttl = match event.packet.first().map(|first| first >> 4) {

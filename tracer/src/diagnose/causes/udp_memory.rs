@@ -2,10 +2,8 @@
 
 use droptrace_common::{Site, bits};
 
-use super::values::{sysctl, who};
-use crate::diagnose::{
-    Cause, CountedBy, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict,
-};
+use super::values::{counter_of, sysctl, who};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The limit that `net.ipv4.udp_mem` sets.
 pub(super) static CAUSE: Cause = Cause {
@@ -47,11 +45,7 @@ pub(super) static CAUSE: Cause = Cause {
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding {
-        counter: match event.parse().dst {
-            Some(std::net::IpAddr::V6(_)) => CountedBy::Named("Udp6MemErrors"),
-            Some(_) => CountedBy::Named("UdpMemErrors"),
-            None => CountedBy::Cause,
-        },
+        counter: counter_of(event.parse().dst, "UdpMemErrors", "Udp6MemErrors"),
         ..Finding::default()
     };
     found

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use droptrace_common::{FieldId, bits};
 
-use crate::diagnose::{Facts, Owner, RawEvent, SocketMemory, address_from_halves};
+use crate::diagnose::{CountedBy, Facts, Owner, Packet, RawEvent, SocketMemory, address_from_halves};
 
 /// A setting of the netns, as text.
 pub(super) fn sysctl<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
@@ -89,6 +89,20 @@ pub(super) fn socket_memory(event: &RawEvent, facts: &Facts) -> SocketMemory {
         backlog: event.field(FieldId::SocketBacklog).or(asked.backlog),
         drops: asked.drops,
     }
+}
+
+/// The counter of IPv4 or that of IPv6, by the family of an address; without one it stays open which of them.
+pub(super) const fn counter_of(address: Option<IpAddr>, v4: &'static str, v6: &'static str) -> CountedBy {
+    match address {
+        Some(IpAddr::V4(_)) => CountedBy::Named(v4),
+        Some(IpAddr::V6(_)) => CountedBy::Named(v6),
+        None => CountedBy::Cause,
+    }
+}
+
+/// The command of iptables for such packets.
+pub(super) fn iptables(packet: &Packet) -> &'static str {
+    if packet.is_ipv6() { "ip6tables" } else { "iptables" }
 }
 
 /// The owner of a socket in words.
