@@ -108,7 +108,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 pub(super) mod tests {
     use droptrace_common::{FieldId, Site, bits};
 
-    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10, V6_1, V6_12};
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10, V6_1, V6_12, of_both_versions};
 
     fn at(kernel: Kernel, version: u8) -> Sample {
         let site = if kernel == V5_10 || version == 6 {
@@ -134,10 +134,7 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn samples() -> Vec<Sample> {
-        Kernel::ALL
-            .into_iter()
-            .flat_map(|kernel| [at(kernel, 4), at(kernel, 6)])
-            .collect()
+        of_both_versions(at)
     }
 
     #[test]

@@ -95,8 +95,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 pub(super) mod tests {
     use droptrace_common::Site;
 
-    use crate::diagnose::RouteAnswer;
-    use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1};
+    use crate::diagnose::causes::sample::{Kernel, Sample, V5_10, V6_1, of_both_versions};
 
     fn at(kernel: Kernel, version: u8) -> Sample {
         let sample =
@@ -110,21 +109,11 @@ pub(super) mod tests {
             .leaving("eth0")
             .sysctl(&format!("net.{ip}.neigh.eth0.unres_qlen_bytes"), "212992")
             .sysctl(&format!("net.{ip}.neigh.eth0.mcast_solicit"), "3")
-            .fact(|facts| {
-                facts.route = Some(RouteAnswer {
-                    device: Some("eth0".to_owned()),
-                    gateway: gateway.parse().ok(),
-                    kind: "unicast".to_owned(),
-                    ..RouteAnswer::default()
-                });
-            })
+            .routed("eth0", gateway)
     }
 
     pub(in super::super) fn samples() -> Vec<Sample> {
-        Kernel::ALL
-            .into_iter()
-            .flat_map(|kernel| [at(kernel, 4), at(kernel, 6)])
-            .collect()
+        of_both_versions(at)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use droptrace_common::{EventHeader, FieldId, Site, bits, route};
 
-use crate::diagnose::{Drop, Facts, RawEvent, diagnose};
+use crate::diagnose::{Drop, Facts, RawEvent, RouteAnswer, diagnose};
 
 /// The kernels that the rules are tested for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,6 +19,14 @@ pub(super) use Kernel::{V5_10, V6_1, V6_12, V7_3};
 
 impl Kernel {
     pub(super) const ALL: [Self; 4] = [V5_10, V6_1, V6_12, V7_3];
+}
+
+/// What `at` makes of IPv4 and IPv6 on each kernel.
+pub(super) fn of_both_versions(at: impl Fn(Kernel, u8) -> Sample) -> Vec<Sample> {
+    Kernel::ALL
+        .into_iter()
+        .flat_map(|kernel| [at(kernel, 4), at(kernel, 6)])
+        .collect()
 }
 
 pub(super) const SYN: u8 = 2;
@@ -149,6 +157,18 @@ impl Sample {
         self.header.ifindex = 3;
         self.facts.devices.insert(3, device.to_owned());
         self.field(FieldId::Route, route::ELSEWHERE)
+    }
+
+    /// Its route leads by this device and gateway.
+    pub(super) fn routed(self, device: &str, gateway: &str) -> Self {
+        self.fact(|facts| {
+            facts.route = Some(RouteAnswer {
+                device: Some(device.to_owned()),
+                gateway: Some(gateway.parse().expect("an address")),
+                kind: "unicast".to_owned(),
+                ..RouteAnswer::default()
+            });
+        })
     }
 
     pub(super) fn sysctl(mut self, name: &str, value: &str) -> Self {

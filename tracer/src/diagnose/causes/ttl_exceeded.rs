@@ -96,8 +96,8 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 pub(super) mod tests {
     use droptrace_common::{Site, route};
 
-    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10, V6_1};
-    use crate::diagnose::{RouteAnswer, Verdict};
+    use crate::diagnose::Verdict;
+    use crate::diagnose::causes::sample::{Kernel, SYN, Sample, V5_10, V6_1, of_both_versions};
 
     fn at(kernel: Kernel, version: u8) -> Sample {
         let (site, place) = match (kernel, version) {
@@ -115,21 +115,11 @@ pub(super) mod tests {
         sample
             .on("eth0")
             .field(droptrace_common::FieldId::Route, route::ELSEWHERE)
-            .fact(|facts| {
-                facts.route = Some(RouteAnswer {
-                    device: Some("eth0".to_owned()),
-                    gateway: gateway.parse().ok(),
-                    kind: "unicast".to_owned(),
-                    ..RouteAnswer::default()
-                });
-            })
+            .routed("eth0", gateway)
     }
 
     pub(in super::super) fn samples() -> Vec<Sample> {
-        Kernel::ALL
-            .into_iter()
-            .flat_map(|kernel| [at(kernel, 4), at(kernel, 6)])
-            .collect()
+        of_both_versions(at)
     }
 
     #[test]
