@@ -133,6 +133,13 @@ impl Netns {
         })
     }
 
+    /// Makes it a router of both families, or none.
+    pub fn forward(&self, on: bool) -> Result<()> {
+        let switch = if on { "1" } else { "0" };
+        self.sysctl("net.ipv4.ip_forward", switch)?;
+        self.sysctl("net.ipv6.conf.all.forwarding", switch)
+    }
+
     /// Reads a file below this netns' `/proc/net`.
     pub fn proc_net(&self, file: &str) -> Result<String> {
         self.enter(|| {

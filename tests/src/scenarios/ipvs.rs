@@ -80,8 +80,7 @@ impl Director {
             V6 => 128,
         };
         netns.address("kube-ipvs0", &format!("{}/{length}", vip.ip()))?;
-        netns.sysctl("net.ipv4.ip_forward", "1")?;
-        netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+        netns.forward(true)?;
         Ok(Self {
             netns,
             wire,

@@ -59,14 +59,26 @@ struct Wire {
 
 impl Wire {
     fn new(t: &Test, family: IpFamily) -> Result<Self> {
-        let netns = t.netns("host")?;
-        let tun = Tun::new(&netns, "wire", &[t.net(family, 0, 1)])?;
+        Self::of(t, "host", family, 0)
+    }
+
+    /// The same for a netns with this name, in another subnet.
+    fn of(t: &Test, role: &str, family: IpFamily, subnet: u8) -> Result<Self> {
+        let netns = t.netns(role)?;
+        let tun = Tun::new(&netns, "wire", &[t.net(family, subnet, 1)])?;
         Ok(Self {
             netns,
             tun,
-            address: t.at(family, 0, 1, 0),
-            peer: t.at(family, 0, 2, 0),
+            address: t.at(family, subnet, 1, 0),
+            peer: t.at(family, subnet, 2, 0),
         })
+    }
+
+    /// With another device `beyond`, on which this netns is host 1 of subnet 1.
+    fn with_beyond(t: &Test, family: IpFamily) -> Result<(Self, Tun)> {
+        let wire = Self::new(t, family)?;
+        let beyond = Tun::new(&wire.netns, "beyond", &[t.net(family, 1, 1)])?;
+        Ok((wire, beyond))
     }
 
     /// This netns' address with a port.

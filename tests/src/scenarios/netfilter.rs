@@ -1,6 +1,6 @@
 //! Rules that drop, reject, or give packets to programs.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use droptrace::diagnose::{Direction, Drop as Labelled, Verdict};
@@ -177,6 +177,14 @@ impl Engine {
         };
         [engine.to_owned(), table.to_owned(), chain]
     }
+
+    /// How evidence names the first rule of a chain, or begins to.
+    const fn first_rule(self) -> &'static str {
+        match self {
+            Self::Legacy => "rule 1",
+            _ => "handle ",
+        }
+    }
 }
 
 /// How a counter begins in what `nft list` prints.
@@ -238,111 +246,102 @@ fn label(
     bail!("no rule was told for one of {TRIES} single packets: {last:?}")
 }
 
-/// SYNs from outside that a rule in INPUT drops.
-fn input(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
-    let wire = Wire::new(t, family)?;
-    engine.rule(&wire.netns, family, "INPUT", "tcp", "DROP")?;
-    let send = |number| {
-        wire.tun
-            .send(&Segment::syn(wire.peer(3000 + number), wire.address(PORT), 1).bytes()?)
-    };
-    (0..SENT as u16).try_for_each(send)?;
-    engine.check_count(&wire.netns, family, "INPUT", SENT)?;
+/// Packets on one way through a netns, and the chain on it.
+struct Way {
+    chain: &'static str,
+    protocol: &'static str,
+    from: SocketAddr,
+    to: SocketAddr,
+    direction: Direction,
+}
+
+/// Packets that a rule drops; `send` sends one, if it can from the port that it is given.
+fn dropped(
+    t: &Test,
+    netns: &Netns,
+    family: IpFamily,
+    engine: Engine,
+    way: &Way,
+    mut send: impl FnMut(u16) -> Result<()>,
+) -> Result<Outcome> {
+    engine.rule(netns, family, way.chain, way.protocol, "DROP")?;
+    (3000..3000 + SENT as u16).try_for_each(&mut send)?;
+    engine.check_count(netns, family, way.chain, SENT)?;
     let sent = label(
         t,
-        &wire.netns,
+        netns,
         Expected::dropped,
-        ("netfilter-rule", "input"),
-        &engine.names(family, "INPUT"),
-        if engine == Engine::Legacy {
-            "rule 1"
-        } else {
-            "handle "
-        },
-        || send(4000),
+        ("netfilter-rule", &way.chain.to_lowercase()),
+        &engine.names(family, way.chain),
+        engine.first_rule(),
+        || send(7000),
     )?;
-    engine.check_count(&wire.netns, family, "INPUT", sent)?;
-    if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
-        seen.goes(wire.peer(0), wire.address(PORT))?
-            .direction(Direction::In)?
+    engine.check_count(netns, family, way.chain, sent)?;
+    if let Some(seen) = t.drop(netns, "netfilter-rule")? {
+        seen.goes(way.from, way.to)?
+            .direction(way.direction)?
             .interface("wire")?;
     }
     Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
 }
 
+/// SYNs from outside that a rule in INPUT drops.
+fn input(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
+    let wire = Wire::new(t, family)?;
+    let way = Way {
+        chain: "INPUT",
+        protocol: "tcp",
+        from: wire.peer(0),
+        to: wire.address(PORT),
+        direction: Direction::In,
+    };
+    dropped(t, &wire.netns, family, engine, &way, |port| {
+        wire.tun.send(&Segment::syn(wire.peer(port), way.to, 1).bytes()?)
+    })
+}
+
 /// Datagrams made here that a rule in OUTPUT drops.
 fn output(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
     let wire = Wire::new(t, family)?;
-    engine.rule(&wire.netns, family, "OUTPUT", "udp", "DROP")?;
     let socket = sockets::udp(&wire.netns, wire.address(3000))?;
-    let send = || {
-        let sent = socket.send_to(b"hello", wire.peer(PORT));
+    let way = Way {
+        chain: "OUTPUT",
+        protocol: "udp",
+        from: wire.address(0),
+        to: wire.peer(PORT),
+        direction: Direction::Out,
+    };
+    dropped(t, &wire.netns, family, engine, &way, |_| {
+        let sent = socket.send_to(b"hello", way.to);
         ensure!(
             sent.as_ref()
                 .is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)),
             "sending gave {sent:?}, not EPERM"
         );
         Ok(())
-    };
-    (0..SENT).try_for_each(|_| send())?;
-    engine.check_count(&wire.netns, family, "OUTPUT", SENT)?;
-    let sent = label(
-        t,
-        &wire.netns,
-        Expected::dropped,
-        ("netfilter-rule", "output"),
-        &engine.names(family, "OUTPUT"),
-        if engine == Engine::Legacy {
-            "rule 1"
-        } else {
-            "handle "
-        },
-        send,
-    )?;
-    if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
-        seen.goes(wire.address(0), wire.peer(PORT))?
-            .direction(Direction::Out)?
-            .interface("wire")?;
-    }
-    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
+    })
 }
 
 /// A router; the tun device is the other way out.
 fn router(t: &Test, family: IpFamily) -> Result<(Wire, Tun)> {
-    let wire = Wire::new(t, family)?;
-    let beyond = Tun::new(&wire.netns, "beyond", &[t.net(family, 1, 1)])?;
-    wire.netns.sysctl("net.ipv4.ip_forward", "1")?;
-    wire.netns.sysctl("net.ipv6.conf.all.forwarding", "1")?;
+    let (wire, beyond) = Wire::with_beyond(t, family)?;
+    wire.netns.forward(true)?;
     Ok((wire, beyond))
 }
 
 /// Packets passing through that a rule in FORWARD drops.
 fn forward(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
     let (wire, _beyond) = router(t, family)?;
-    engine.rule(&wire.netns, family, "FORWARD", "udp", "DROP")?;
-    let target = t.at(family, 1, 2, PORT);
-    let send = |number| wire.tun.send(&udp(wire.peer(3000 + number), target, b"hello")?);
-    (0..SENT as u16).try_for_each(send)?;
-    engine.check_count(&wire.netns, family, "FORWARD", SENT)?;
-    let sent = label(
-        t,
-        &wire.netns,
-        Expected::dropped,
-        ("netfilter-rule", "forward"),
-        &engine.names(family, "FORWARD"),
-        if engine == Engine::Legacy {
-            "rule 1"
-        } else {
-            "handle "
-        },
-        || send(4000),
-    )?;
-    if let Some(seen) = t.drop(&wire.netns, "netfilter-rule")? {
-        seen.goes(wire.peer(0), target)?
-            .direction(Direction::Forward)?
-            .interface("wire")?;
-    }
-    Ok(Outcome::Passed(format!("rule counter and droptrace: {sent}")))
+    let way = Way {
+        chain: "FORWARD",
+        protocol: "udp",
+        from: wire.peer(0),
+        to: t.at(family, 1, 2, PORT),
+        direction: Direction::Forward,
+    };
+    dropped(t, &wire.netns, family, engine, &way, |port| {
+        wire.tun.send(&udp(wire.peer(port), way.to, b"hello")?)
+    })
 }
 
 /// Packets passing through that a chain before or after routing drops, in a chain that the base chain jumps to.
@@ -511,11 +510,7 @@ fn reject(t: &Test, family: IpFamily, engine: Engine) -> Result<Outcome> {
         Expected::rejected,
         ("netfilter-reject", "input"),
         &engine.names(family, "INPUT"),
-        if engine == Engine::Legacy {
-            "rule 1"
-        } else {
-            "handle "
-        },
+        engine.first_rule(),
         || syn(1000),
     )?;
     if engine == Engine::Nft {
