@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
-use crate::{Netns, Result};
+use crate::{Netns, Result, sockets::wait_until};
 
 /// A snapshot of `/proc/net/{netstat,snmp,snmp6}` and, where present,
 /// `/proc/net/stat/nf_conntrack`; names as `nstat` prints them
@@ -51,6 +51,14 @@ pub(crate) fn grown(netns: &Netns, before: &Counters, name: &str) -> Result<u64>
     Ok(Counters::read(netns)
         .with_context(|| format!("counter {name}"))?
         .since(before, name))
+}
+
+/// Waits until a counter of a netns has grown by so much since `before`, and checks that it did not grow by more.
+pub(crate) fn grown_by(netns: &Netns, before: &Counters, name: &str, much: u64) -> Result<()> {
+    wait_until(name, || Ok(grown(netns, before, name)? >= much))?;
+    let counted = grown(netns, before, name)?;
+    ensure!(counted == much, "{name} grew by {counted}, not {much}");
+    Ok(())
 }
 
 /// A counter of the whole host, in `/proc/net/stat` of the initial namespace.

@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use anyhow::ensure;
 use droptrace::diagnose::Direction;
 
 use super::Wire;
@@ -10,7 +9,7 @@ use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test, Tun,
-    counters::grown,
+    counters::{grown, grown_by},
     packet::{udp, udp_with_hops},
     sockets::wait_until,
     test::Kernel,
@@ -42,11 +41,8 @@ struct Router {
 
 impl Router {
     fn new(t: &Test, family: IpFamily, forwards: bool) -> Result<Self> {
-        let wire = Wire::new(t, family)?;
-        let beyond = Tun::new(&wire.netns, "beyond", &[t.net(family, 1, 1)])?;
-        let switch = if forwards { "1" } else { "0" };
-        wire.netns.sysctl("net.ipv4.ip_forward", switch)?;
-        wire.netns.sysctl("net.ipv6.conf.all.forwarding", switch)?;
+        let (wire, beyond) = Wire::with_beyond(t, family)?;
+        wire.netns.forward(forwards)?;
         Ok(Self {
             wire,
             _beyond: beyond,
@@ -64,9 +60,7 @@ impl Router {
         for number in 0..SENT as u16 {
             self.wire.tun.send(&packet(self.wire.peer(3000 + number))?)?;
         }
-        wait_until(counter, || Ok(grown(self.netns(), &before, counter)? >= SENT))?;
-        let counted = grown(self.netns(), &before, counter)?;
-        ensure!(counted == SENT, "{counter} grew by {counted}, not {SENT}");
+        grown_by(self.netns(), &before, counter, SENT)?;
         Ok(())
     }
 }

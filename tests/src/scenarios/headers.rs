@@ -1,15 +1,13 @@
 //! Packets whose checksums or headers are wrong, fragments without the rest, and IPsec policies.
 
-use anyhow::ensure;
-
 use super::Wire;
 use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Outcome, Result, Scenario, Test,
-    counters::grown,
+    counters::grown_by,
     packet::{Segment, echo_request, first_fragment, udp},
-    sockets::{self, wait_until},
+    sockets,
     test::Kernel,
 };
 
@@ -34,9 +32,7 @@ fn inject(wire: &Wire, counter: &str, packet: &[u8]) -> Result<()> {
     for _ in 0..SENT {
         wire.tun.send(packet)?;
     }
-    wait_until(counter, || Ok(grown(&wire.netns, &before, counter)? >= SENT))?;
-    let counted = grown(&wire.netns, &before, counter)?;
-    ensure!(counted == SENT, "{counter} grew by {counted}, not {SENT}");
+    grown_by(&wire.netns, &before, counter, SENT)?;
     Ok(())
 }
 
@@ -165,9 +161,7 @@ fn fragments(t: &Test, family: IpFamily) -> Result<Outcome> {
         let datagram = udp(wire.peer(3000), wire.address(9000), &[7; 40])?;
         wire.tun.send(&first_fragment(&datagram, id)?)?;
     }
-    wait_until(counter, || Ok(grown(&wire.netns, &before, counter)? >= SENT))?;
-    let counted = grown(&wire.netns, &before, counter)?;
-    ensure!(counted == SENT, "{counter} grew by {counted}, not {SENT}");
+    grown_by(&wire.netns, &before, counter, SENT)?;
     t.expect(&[Expected::dropped(&wire.netns, "fragment-reassembly", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "fragment-reassembly")? {
         seen.goes(wire.peer(0), wire.address(0))?

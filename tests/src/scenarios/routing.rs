@@ -1,6 +1,9 @@
 //! Neighbours that do not answer, and destinations without a route.
 
-use std::thread;
+use std::{
+    net::{SocketAddr, UdpSocket},
+    thread,
+};
 
 use anyhow::ensure;
 use droptrace::context::PATIENCE;
@@ -9,8 +12,8 @@ use super::Wire;
 use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
-    Outcome, Result, Scenario, Test, Tun,
-    counters::{grown, of_host},
+    Netns, Outcome, Result, Scenario, Test, Tun,
+    counters::{grown_by, of_host},
     netns::Restore,
     packet::udp,
     sockets::{self, wait_until},
@@ -34,23 +37,10 @@ fn neighbour(t: &Test, family: IpFamily) -> Result<Outcome> {
     let netns = t.netns("host")?;
     // Ethernet, so that there is a neighbour to ask; nobody answers.
     let tap = Tun::tap(&netns, "wire", &[t.net(family, 0, 1)])?;
-    let kind = match family {
-        V4 => "ipv4",
-        V6 => "ipv6",
-    };
-    netns.sysctl(&format!("net.{kind}.neigh.wire.retrans_time_ms"), "300")?;
-    let socket = sockets::udp(&netns, t.at(family, 0, 1, 3000))?;
-    let nobody = t.at(family, 0, 9, 9000);
-    for _ in 0..SENT {
-        socket.send_to(b"hello", nobody)?;
-    }
-    // Three questions, 300 ms apart.
-    wait_until("a failed neighbour", || {
-        Ok(netns.run("ip neigh show")?.contains("FAILED"))
-    })?;
+    let (socket, nobody) = ask_for_nobody(t, &netns, family, SENT)?;
     t.expect(&[Expected::rejected(&netns, "neigh-failed", SENT)])?;
     if let Some(seen) = t.drop(&netns, "neigh-failed")? {
-        seen.goes(t.at(family, 0, 1, 3000), nobody)?
+        seen.goes(socket.local_addr()?, nobody)?
             .evidence("neighbour", nobody.ip().to_string())?
             .evidence("interface", "wire")?;
     }
@@ -66,6 +56,27 @@ const fn names(family: IpFamily) -> (&'static str, &'static str) {
     }
 }
 
+/// Sends datagrams to a host that is not on the wire, and waits until the kernel has given it up: gives the socket, and that host.
+fn ask_for_nobody(
+    t: &Test,
+    netns: &Netns,
+    family: IpFamily,
+    datagrams: u64,
+) -> Result<(UdpSocket, SocketAddr)> {
+    // Three questions, 300 ms apart.
+    let (kind, _) = names(family);
+    netns.sysctl(&format!("net.{kind}.neigh.wire.retrans_time_ms"), "300")?;
+    let socket = sockets::udp(netns, t.at(family, 0, 1, 3000))?;
+    let nobody = t.at(family, 0, 9, 9000);
+    for _ in 0..datagrams {
+        socket.send_to(b"hello", nobody)?;
+    }
+    wait_until("a failed neighbour", || {
+        Ok(netns.run("ip neigh show")?.contains("FAILED"))
+    })?;
+    Ok((socket, nobody))
+}
+
 /// Datagrams to a host that is not on the wire, of which only one may wait for it.
 fn neighbour_queue(t: &Test, family: IpFamily) -> Result<Outcome> {
     const SENT: u64 = 8;
@@ -74,17 +85,9 @@ fn neighbour_queue(t: &Test, family: IpFamily) -> Result<Outcome> {
     let netns = t.netns("host")?;
     let tap = Tun::tap(&netns, "wire", &[t.net(family, 0, 1)])?;
     netns.sysctl(&format!("net.{kind}.neigh.wire.unres_qlen_bytes"), "1")?;
-    netns.sysctl(&format!("net.{kind}.neigh.wire.retrans_time_ms"), "300")?;
     t.known();
     let before = of_host(table, COLUMN)?;
-    let socket = sockets::udp(&netns, t.at(family, 0, 1, 3000))?;
-    let nobody = t.at(family, 0, 9, 9000);
-    for _ in 0..SENT {
-        socket.send_to(b"hello", nobody)?;
-    }
-    wait_until("a failed neighbour", || {
-        Ok(netns.run("ip neigh show")?.contains("FAILED"))
-    })?;
+    let (socket, nobody) = ask_for_nobody(t, &netns, family, SENT)?;
     let discards = of_host(table, COLUMN)? - before;
     ensure!(
         discards == SENT - 1,
@@ -96,7 +99,7 @@ fn neighbour_queue(t: &Test, family: IpFamily) -> Result<Outcome> {
         Expected::rejected(&netns, "neigh-failed", SENT - discards),
     ])?;
     if let Some(seen) = t.drop(&netns, "neigh-queue-full")? {
-        seen.goes(t.at(family, 0, 1, 3000), nobody)?
+        seen.goes(socket.local_addr()?, nobody)?
             .counter(&format!("{table} {COLUMN}"))?
             .evidence("neighbour", nobody.ip().to_string())?
             .evidence("interface", "wire")?
@@ -165,9 +168,7 @@ fn neighbour_table(t: &Test, family: IpFamily) -> Result<Outcome> {
 fn no_route(t: &Test, family: IpFamily, forwarding: bool) -> Result<Outcome> {
     const SENT: u64 = 4;
     let wire = Wire::new(t, family)?;
-    let switch = if forwarding { "1" } else { "0" };
-    wire.netns.sysctl("net.ipv4.ip_forward", switch)?;
-    wire.netns.sysctl("net.ipv6.conf.all.forwarding", switch)?;
+    wire.netns.forward(forwarding)?;
     let counter = match family {
         V4 => "IpExtInNoRoutes",
         V6 => "Ip6InNoRoutes",
@@ -178,11 +179,7 @@ fn no_route(t: &Test, family: IpFamily, forwarding: bool) -> Result<Outcome> {
         wire.tun
             .send(&udp(wire.peer(3000 + number), nowhere, b"hello")?)?;
     }
-    wait_until("unroutable packets", || {
-        Ok(grown(&wire.netns, &before, counter)? >= SENT)
-    })?;
-    let counted = grown(&wire.netns, &before, counter)?;
-    ensure!(counted == SENT, "{counter} grew by {counted}, not {SENT}");
+    grown_by(&wire.netns, &before, counter, SENT)?;
     t.expect(&[Expected::rejected(&wire.netns, "no-route", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "no-route")? {
         seen.goes(wire.peer(0), nowhere)?

@@ -9,7 +9,7 @@ use crate::{
     Counters, Expected,
     IpFamily::V4,
     Outcome, Result, Scenario, Test, Tun,
-    counters::grown,
+    counters::{grown, grown_by},
     packet::{Segment, udp},
     sockets::{listen, wait_until},
 };
@@ -156,14 +156,7 @@ fn rp_filter(t: &Test, mode: &str, name: &str) -> Result<Outcome> {
         let source = t.at(V4, subnet, 9, 3000 + number);
         wire.tun.send(&udp(source, wire.address(PORT), b"hello")?)?;
     }
-    wait_until("filtered packets", || {
-        Ok(grown(&wire.netns, &before, "TcpExtIPReversePathFilter")? >= SENT)
-    })?;
-    let counted = grown(&wire.netns, &before, "TcpExtIPReversePathFilter")?;
-    ensure!(
-        counted == SENT,
-        "IPReversePathFilter grew by {counted}, not {SENT}"
-    );
+    grown_by(&wire.netns, &before, "TcpExtIPReversePathFilter", SENT)?;
     t.expect(&[Expected::dropped(&wire.netns, "rp-filter", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "rp-filter")? {
         let seen = seen

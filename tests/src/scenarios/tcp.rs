@@ -11,7 +11,7 @@ use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Outcome, Result, Scenario, Test,
-    counters::grown,
+    counters::{grown, grown_by},
     packet::{ACK, Client, PSH, Packet, RST, SYN},
     sockets::{accept, listen, wait_until},
     test::{Kernel, Seen},
@@ -271,9 +271,7 @@ fn zero_window(t: &Test, family: IpFamily) -> Result<Outcome> {
         "TcpExtTCPZeroWindowDrop"
     };
     let netns = &open.wire.netns;
-    wait_until("refused segments", || Ok(grown(netns, &before, counter)? >= SENT))?;
-    let counted = grown(netns, &before, counter)?;
-    ensure!(counted == SENT, "{counter} grew by {counted}, not {SENT}");
+    grown_by(netns, &before, counter, SENT)?;
     if t.kernel().hides_socket() {
         expect_without_netns(t, &open, "tcp-zero-window", SENT)?;
     } else {

@@ -8,9 +8,9 @@ use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Outcome, Result, Scenario, Test,
-    counters::grown,
+    counters::grown_by,
     packet::{ACK, Client, FIN, PSH, Segment},
-    sockets::{accept, listen, wait_until},
+    sockets::{accept, listen},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -60,11 +60,7 @@ fn established(t: &Test, family: IpFamily) -> Result<Outcome> {
     for _ in 0..SENT {
         wire.tun.send(&client.segment(ACK | PSH, b"second").bytes()?)?;
     }
-    wait_until("rejected segments", || {
-        Ok(grown(&wire.netns, &before, "TcpExtPAWSEstab")? >= SENT)
-    })?;
-    let counted = grown(&wire.netns, &before, "TcpExtPAWSEstab")?;
-    ensure!(counted == SENT, "PAWSEstab grew by {counted}, not {SENT}");
+    grown_by(&wire.netns, &before, "TcpExtPAWSEstab", SENT)?;
     t.expect(&[Expected::dropped(&wire.netns, "paws-established", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "paws-established")? {
         let seen = seen
@@ -97,11 +93,7 @@ fn timewait(t: &Test, family: IpFamily) -> Result<Outcome> {
         let syn = Segment::syn(client.local, client.remote, 500_000).timestamp(CLOCK - BEHIND, 0);
         wire.tun.send(&syn.bytes()?)?;
     }
-    wait_until("rejected SYNs", || {
-        Ok(grown(&wire.netns, &before, counter)? >= SENT)
-    })?;
-    let counted = grown(&wire.netns, &before, counter)?;
-    ensure!(counted == SENT, "{counter} grew by {counted}, not {SENT}");
+    grown_by(&wire.netns, &before, counter, SENT)?;
     t.expect(&[Expected::dropped(&wire.netns, "paws-timewait", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "paws-timewait")? {
         seen.goes(client.local, client.remote)?
@@ -127,11 +119,7 @@ fn request(t: &Test, family: IpFamily) -> Result<Outcome> {
     for _ in 0..SENT {
         wire.tun.send(&client.segment(ACK, &[]).bytes()?)?;
     }
-    wait_until("rejected ACKs", || {
-        Ok(grown(&wire.netns, &before, "TcpExtPAWSEstab")? >= SENT)
-    })?;
-    let counted = grown(&wire.netns, &before, "TcpExtPAWSEstab")?;
-    ensure!(counted == SENT, "PAWSEstab grew by {counted}, not {SENT}");
+    grown_by(&wire.netns, &before, "TcpExtPAWSEstab", SENT)?;
     t.expect(&[Expected::dropped(&wire.netns, "paws-request", SENT)])?;
     if let Some(seen) = t.drop(&wire.netns, "paws-request")? {
         seen.goes(client.local, client.remote)?
