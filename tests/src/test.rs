@@ -491,6 +491,17 @@ impl Test {
             .concat()
     }
 
+    /// The last losses with a line, in whatever netns, to understand a failure.
+    pub fn last_losses(&self) -> String {
+        const LAST: usize = 5;
+        self.trace().map_or_else(String::new, |trace| {
+            trace.look(|so_far| {
+                let losses = so_far.drops.iter().rev().filter(|drop| !drop.benign);
+                format!("last drops {:?}", losses.take(LAST).collect::<Vec<_>>())
+            })
+        })
+    }
+
     fn all_drops(&self) -> Vec<Arc<Drop>> {
         let Some(trace) = &self.trace else {
             return Vec::new();

@@ -189,7 +189,7 @@ fn two_cpus(t: &Test) -> Result<Outcome> {
         "{unknown} unknown drops, {late} hints that came too late; {answered_twice} segments without a socket, {} sent \
          again; {}",
         seen.sent_again,
-        last_drops(t)
+        t.last_losses()
     );
     let (mut paws, mut old_acks) = (Vec::new(), Vec::new());
     let mut unlocated = 0;
@@ -209,7 +209,7 @@ fn two_cpus(t: &Test) -> Result<Outcome> {
     .with_context(|| {
         format!(
             "PAWS {paws:?} and {unlocated} in no netns, overtaken ACKs {old_acks:?}; {}",
-            last_drops(t)
+            t.last_losses()
         )
     })?;
     let figures = |all: &[Both]| {
@@ -234,22 +234,6 @@ fn labelled(t: &Test, path: &Path, cause: &str) -> Result<u64> {
         .into_iter()
         .map(|netns| t.counted(netns, &[cause], &counts))
         .sum())
-}
-
-/// The last drops with a line, to understand a failure.
-fn last_drops(t: &Test) -> String {
-    t.trace().map_or_else(String::new, |trace| {
-        trace.look(|so_far| {
-            let drops: Vec<_> = so_far
-                .drops
-                .iter()
-                .rev()
-                .filter(|drop| !drop.benign)
-                .take(5)
-                .collect();
-            format!("last drops {drops:?}")
-        })
-    })
 }
 
 /// Hints that no free took in time, so far.

@@ -103,14 +103,8 @@ struct Host {
 
 impl Host {
     fn new(t: &Test, number: u8) -> Result<Self> {
-        let netns = t.netns(&format!("host{number}"))?;
         let at = |subnet: u8| 10 * number + subnet;
-        let wire = Wire {
-            tun: Tun::new(&netns, "wire", &[t.net(V4, at(0), 1)])?,
-            address: t.at(V4, at(0), 1, 0),
-            peer: t.at(V4, at(0), 2, 0),
-            netns,
-        };
+        let wire = Wire::of(t, &format!("host{number}"), V4, at(0))?;
         let netns = &wire.netns;
         let beyond = Tun::new(netns, "beyond", &[t.net(V4, at(1), 1)])?;
         netns.ip(&[
@@ -405,7 +399,7 @@ fn idle(t: &Test) -> Result<Outcome> {
     ensure!(
         losses.is_empty(),
         "losses on an idle host: {losses:?}; {}",
-        last_losses(t)
+        t.last_losses()
     );
     let benign = since(&before, &after, true);
     Ok(Outcome::Passed(format!(
@@ -450,13 +444,4 @@ fn since(before: &Counts, after: &Counts, benign: bool) -> BTreeMap<String, u64>
         })
         .filter(|(_, packets)| *packets > 0)
         .collect()
-}
-
-fn last_losses(t: &Test) -> String {
-    t.trace().map_or_else(String::new, |trace| {
-        trace.look(|so_far| {
-            let drops = so_far.drops.iter().rev().filter(|drop| !drop.benign);
-            format!("{:?}", drops.take(3).collect::<Vec<_>>())
-        })
-    })
 }
