@@ -119,7 +119,7 @@ fn core_name(name: &str) -> Option<&str> {
 mod tests {
     use std::io::Write as _;
 
-    use super::{super::btf::blob::Blob, *};
+    use super::{super::blob::Blob, *};
 
     fn reasons(blob: &Blob) -> Reasons {
         let mut file = tempfile::NamedTempFile::new().unwrap();
