@@ -2,26 +2,41 @@
 
 use std::{
     ffi::CString,
+    fs::File,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
 };
 
 use anyhow::Context as _;
 
-use crate::{Netns, Result};
+use crate::{Netns, Result, cgroup::Way};
 
 // Numbers of include/uapi/linux/bpf.h, which never change.
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_PROG_ATTACH: libc::c_long = 8;
 const BPF_LINK_CREATE: libc::c_long = 28;
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     /// `BPF_PROG_TYPE_SCHED_CLS`.
-    Tc = 3,
+    Tc,
     /// `BPF_PROG_TYPE_XDP`.
-    Xdp = 6,
+    Xdp,
+    /// `BPF_PROG_TYPE_CGROUP_SKB`.
+    CgroupSkb(Way),
+}
+
+impl Kind {
+    /// Type of program, and the attach type that is expected of it.
+    const fn numbers(self) -> (u64, u64) {
+        match self {
+            Self::Tc => (3, 0),
+            Self::Xdp => (6, 0),
+            Self::CgroupSkb(way) => (8, way as u64),
+        }
+    }
 }
 
 /// Where a program is attached by a link.
@@ -55,15 +70,17 @@ impl Program {
         nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK, unlimited, unlimited)?;
         // mov r0, verdict; exit
         let instructions: [u64; 2] = [0xb7 | u64::from(verdict.cast_unsigned()) << 32, 0x95];
+        let (kind, attach_type) = kind.numbers();
         let license = CString::new("GPL")?;
         let mut text = [0_u8; 16];
         text[..name.len()].copy_from_slice(name.as_bytes());
         let mut attributes = Attributes::default();
-        attributes[0] = kind as u64 | (instructions.len() as u64) << 32;
+        attributes[0] = kind | (instructions.len() as u64) << 32;
         attributes[1] = instructions.as_ptr() as u64;
         attributes[2] = license.as_ptr() as u64;
         attributes[6] = u64::from_ne_bytes(text[..8].try_into()?);
         attributes[7] = u64::from_ne_bytes(text[8..].try_into()?);
+        attributes[8] = attach_type << 32;
         bpf(BPF_PROG_LOAD, &attributes)
             .map(Self)
             .with_context(|| format!("cannot load the program {name}"))
@@ -78,6 +95,16 @@ impl Program {
         command(BPF_OBJ_PIN, &attributes)
             .map(drop)
             .with_context(|| format!("cannot pin a program to {}", path.display()))
+    }
+
+    /// Attaches it to a cgroup, until that goes.
+    pub(crate) fn attach_to(&self, cgroup: &File, way: Way) -> Result<()> {
+        let mut attributes = Attributes::default();
+        attributes[0] = cgroup.as_raw_fd() as u64 | (self.0.as_raw_fd() as u64) << 32;
+        attributes[1] = way as u64;
+        command(BPF_PROG_ATTACH, &attributes)
+            .map(drop)
+            .context("cannot attach a program to a cgroup")
     }
 
     /// Attaches it to a device, until the link goes.

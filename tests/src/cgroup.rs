@@ -2,25 +2,23 @@
 
 use std::{
     fs::{self, File},
-    io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::PathBuf,
     thread,
     time::Duration,
 };
 
 use anyhow::Context;
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-use crate::Result;
+use crate::{
+    Result,
+    bpf::{Kind, Program},
+};
 
 /// Where a guest has the unified hierarchy.
 const MOUNTED: &str = "/sys/fs/cgroup";
 
-/// `include/uapi/linux/bpf.h`.
-const BPF_PROG_LOAD: libc::c_int = 5;
-const BPF_PROG_ATTACH: libc::c_int = 8;
-const BPF_PROG_TYPE_CGROUP_SKB: u32 = 8;
+/// Verdict of a program that refuses a packet.
+const REFUSE: i32 = 0;
 
 /// Which packets a program looks at: `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ pub enum Way {
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
-    programs: Vec<OwnedFd>,
+    programs: Vec<Program>,
 }
 
 impl Cgroup {
@@ -65,66 +63,11 @@ impl Cgroup {
 
     /// Attaches a program that refuses all packets of one way.
     pub fn refuse(&mut self, way: Way) -> Result<()> {
-        /// r0 = 0; exit
-        const REFUSE: [u64; 2] = [0xb7, 0x95];
-        #[repr(C)]
-        #[derive(Default)]
-        struct Load {
-            kind: u32,
-            count: u32,
-            instructions: u64,
-            license: u64,
-            log: [u32; 2],
-            log_buffer: u64,
-            version: u32,
-            flags: u32,
-            name: [u8; 16],
-            ifindex: u32,
-            way: u32,
-        }
-        #[repr(C)]
-        struct Attach {
-            target: u32,
-            program: u32,
-            way: u32,
-            flags: u32,
-        }
-        let mut name = [0; 16];
-        name[..10].copy_from_slice(b"refuse_all");
-        // Before 5.11 a program counts as locked memory.
-        setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
-        let load = Load {
-            kind: BPF_PROG_TYPE_CGROUP_SKB,
-            count: 2,
-            instructions: REFUSE.as_ptr() as u64,
-            license: c"GPL".as_ptr() as u64,
-            name,
-            way: way as u32,
-            ..Load::default()
-        };
-        let descriptor = bpf(BPF_PROG_LOAD, &load).context("cannot load a program")?;
-        // SAFETY: a new descriptor that nobody else has.
-        let program = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        let folder = File::open(&self.path)?;
-        let attach = Attach {
-            target: folder.as_raw_fd() as u32,
-            program: program.as_raw_fd() as u32,
-            way: way as u32,
-            flags: 0,
-        };
-        bpf(BPF_PROG_ATTACH, &attach).context("cannot attach a program to a cgroup")?;
+        let program = Program::load(Kind::CgroupSkb(way), REFUSE, "refuse_all")?;
+        program.attach_to(&File::open(&self.path)?, way)?;
         self.programs.push(program);
         Ok(())
     }
-}
-
-fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<i32> {
-    // SAFETY: a structure of the form that the command takes, as large as is said.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(result as i32)
 }
 
 impl Drop for Cgroup {
