@@ -7,19 +7,14 @@ use std::{
     path::Path,
 };
 
-use super::links;
+use super::{bpf, links};
 use crate::diagnose::CgroupPrograms;
 
 /// Where the unified hierarchy of cgroups is mounted: alone, or beside those of version 1.
 pub(super) const MOUNTED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// Programs of one kind that are asked for.
-const PROGRAMS: usize = 64;
-
-/// `BPF_PROG_QUERY`, `BPF_CGROUP_INET_INGRESS`, `BPF_CGROUP_INET_EGRESS`, `BPF_F_QUERY_EFFECTIVE` (include/uapi/linux/bpf.h).
-const QUERY: libc::c_int = 16;
+/// `BPF_CGROUP_INET_INGRESS` and `BPF_CGROUP_INET_EGRESS` (include/uapi/linux/bpf.h).
 const INGRESS: u32 = 0;
 const EGRESS: u32 = 1;
-const EFFECTIVE: u32 = 1;
 /// `FILEID_KERNFS` (include/linux/exportfs.h).
 const KERNFS: i32 = 0xfe;
 
@@ -39,8 +34,8 @@ pub(super) enum Cgroup {
 pub(super) fn programs(cgroup: Cgroup) -> Result<CgroupPrograms, String> {
     let (folder, path) = open(cgroup)?;
     let names = |kind| {
-        let numbers =
-            query(&folder, kind).map_err(|error| format!("programs of the cgroup {path}: {error}"))?;
+        let numbers = bpf::of_cgroup(&folder, kind)
+            .map_err(|error| format!("programs of the cgroup {path}: {error}"))?;
         Ok::<_, String>(numbers.into_iter().map(|id| links::program(id).text()).collect())
     };
     Ok(CgroupPrograms {
@@ -108,35 +103,4 @@ fn by_number(mounted: &File, number: u64) -> io::Result<File> {
     }
     // SAFETY: a new descriptor that nobody else has.
     Ok(unsafe { File::from_raw_fd(descriptor) })
-}
-
-fn query(folder: &File, kind: u32) -> io::Result<Vec<u32>> {
-    /// The part of `union bpf_attr` that the command reads.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Query {
-        target: u32,
-        kind: u32,
-        flags: u32,
-        attach_flags: u32,
-        numbers: u64,
-        count: u32,
-        pad: u32,
-    }
-    let mut numbers = vec![0_u32; PROGRAMS];
-    let mut query = Query {
-        target: folder.as_raw_fd() as u32,
-        kind,
-        flags: EFFECTIVE,
-        numbers: numbers.as_mut_ptr() as u64,
-        count: PROGRAMS as u32,
-        ..Query::default()
-    };
-    // SAFETY: the structure is as large as is said, and the kernel writes at most `count` numbers.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, QUERY, &raw mut query, size_of::<Query>()) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    numbers.truncate(query.count as usize);
-    Ok(numbers)
 }

@@ -3,9 +3,12 @@
 
 use std::io;
 
-use aya::programs::{SchedClassifier, TcAttachType, loaded_programs};
+use aya::programs::{SchedClassifier, TcAttachType};
 
-use super::netlink::{Message, Netlink, attributes, put, text, word};
+use super::{
+    bpf,
+    netlink::{Message, Netlink, attributes, put, text, word},
+};
 use crate::diagnose::{BpfProgram, Filter, Link, NeighbourTable, Qdisc, Side, Xdp};
 
 // Numbers of include/uapi/linux/rtnetlink.h, pkt_sched.h, pkt_cls.h, gen_stats.h, neighbour.h and if_link.h.
@@ -99,12 +102,10 @@ fn xdp(nested: &[u8]) -> Option<Xdp> {
 
 /// A program of the kernel by its id, with its name where that can be had.
 pub(super) fn program(id: u32) -> BpfProgram {
-    let name = loaded_programs()
-        .filter_map(Result::ok)
-        .find(|program| program.id() == id)
-        .and_then(|program| program.name_as_str().map(str::to_owned))
-        .filter(|name| !name.is_empty());
-    BpfProgram { id, name }
+    BpfProgram {
+        id,
+        name: bpf::name(id),
+    }
 }
 
 fn qdiscs(messages: &[Message], index: u32) -> Vec<Qdisc> {

@@ -10,6 +10,7 @@
 //! processes hold is found within a second, or when an event names it.
 
 mod addresses;
+mod bpf;
 mod cgroups;
 mod clock;
 mod counters;
