@@ -9,14 +9,14 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use droptrace::diagnose::{Counts, Coverage, Drop as Labelled, Record, Summary};
+use droptrace::diagnose::{Counts, Coverage, Drop as Labelled, Reconciled, Record, Summary};
 use jiff::Timestamp;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-use crate::Result;
+use crate::{Netns, Result};
 
 /// The program under test.
 pub const PROGRAM: &str = "/usr/bin/droptrace";
@@ -57,6 +57,19 @@ pub struct SoFar {
     pub unreadable: Vec<String>,
     /// Standard output was closed.
     pub ended: bool,
+}
+
+impl SoFar {
+    /// What was said at the end of the run of a counter of a netns.
+    pub fn reconciled(&self, netns: &Netns, counter: &str) -> Result<Reconciled> {
+        let summary = self.summary.as_ref().context("droptrace gave no summary")?;
+        summary
+            .reconcile
+            .iter()
+            .find(|row| row.netns == netns.inode() && row.counter == counter)
+            .cloned()
+            .with_context(|| format!("{counter} is not in {:?}", summary.reconcile))
+    }
 }
 
 impl Trace {

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use droptrace::{
-    diagnose::{Drop as Labelled, FoundBy, Reconciled, Record, reasons::KERNELS},
+    diagnose::{Drop as Labelled, FoundBy, Record, reasons::KERNELS},
     plan::{HOOKS, Reasons, Target},
 };
 use nix::{
@@ -33,7 +33,7 @@ use crate::{
     packet::{RST, Segment, udp},
     sockets::{listen, wait_until},
     test::{Kernel, late},
-    trace::{PROGRAM, SoFar, Trace},
+    trace::{PROGRAM, Trace},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -139,7 +139,7 @@ fn hidden_symbol(t: &Test) -> Result<Outcome> {
     let (_, with) = whole.stop()?;
     for counter in ["TcpExtListenOverflows", "TcpExtListenDrops"] {
         for (end, explained) in [(&without, 0), (&with, 3)] {
-            let row = reconciled(end, &wire.netns, counter)?;
+            let row = end.reconciled(&wire.netns, counter)?;
             ensure!(
                 (row.delta, row.explained, row.by_counter, row.unexplained)
                     == (3, explained, 3 - explained, 0),
@@ -299,17 +299,6 @@ fn drop_reasons(t: &Test) -> Result<Outcome> {
         differ(&known, &running)
     );
     Ok(Outcome::Passed(format!("{} reasons", known.len())))
-}
-
-/// What a run said at its end of a counter of a netns.
-fn reconciled(end: &SoFar, netns: &Netns, counter: &str) -> Result<Reconciled> {
-    let summary = end.summary.as_ref().context("droptrace gave no summary")?;
-    summary
-        .reconcile
-        .iter()
-        .find(|row| row.netns == netns.inode() && row.counter == counter)
-        .cloned()
-        .with_context(|| format!("{counter} is not in {:?}", summary.reconcile))
 }
 
 /// ip_vs is loaded after the start, unloaded, and loaded again.
