@@ -179,6 +179,8 @@ numbered! {
         UdpMemory = 48 => "udp_enqueue:memory",
         /// `tcp_add_backlog` refused and TCPBacklogDrop grew (kernels without drop reasons).
         SocketBacklogFull = 49 => "tcp_add_backlog",
+        /// `cookie_v4_check`/`cookie_v6_check`: SyncookiesFailed grew by one during the call.
+        SyncookieInvalid = 50 => "cookie_check",
     }
 }
 
@@ -244,6 +246,10 @@ numbered! {
         AcceptLocalAll = 21 => "accept_local_all",
         /// `IPV4_DEVCONF_ACCEPT_LOCAL` of the device.
         AcceptLocalDevice = 22 => "accept_local_device",
+        /// Listener: jiffies since it last noted that it sends syncookies, as a 32-bit difference; absent where it never did. The
+        /// kernel notes it once a second at most, in `sock_reuseport.synq_overflow_ts` for those that share a port, else in
+        /// `tcp_sock.rx_opt.ts_recent_stamp`.
+        SyncookieAge = 23 => "syncookie_age_jiffies",
         /// Loser's original tuple: source, destination (four halves), ports (source << 16 | destination).
         LoserOrigSrcHi = 30 => "loser_orig_src_hi",
         /// See [`FieldId::LoserOrigSrcHi`].

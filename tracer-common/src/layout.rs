@@ -130,6 +130,8 @@ layout! {
     sock_ack_backlog = Member("sock", "sk_ack_backlog");
     sock_max_ack_backlog = Member("sock", "sk_max_ack_backlog");
     icsk_queue_length = Member("inet_connection_sock", "icsk_accept_queue.qlen");
+    sock_reuseport = Member("sock", "sk_reuseport_cb");
+    reuseport_overflow = Member("sock_reuseport", "synq_overflow_ts");
 
     // netns settings and counters.
     bpf_array_pptrs = Member("bpf_array", "pptrs");
@@ -157,6 +159,7 @@ layout! {
     mib_paws_timewait = Enumerator("", "LINUX_MIB_PAWS_TW_REJECTED");
     mib_rp_filter = Enumerator("", "LINUX_MIB_IPRPFILTER");
     mib_backlog_drop = Enumerator("", "LINUX_MIB_TCPBACKLOGDROP");
+    mib_syncookies_failed = Enumerator("", "LINUX_MIB_SYNCOOKIESFAILED");
 
     ipstats_out_no_routes = Enumerator("", "IPSTATS_MIB_OUTNOROUTES");
 
@@ -210,6 +213,8 @@ layout! {
     arg_syn_recv_sk = Parameter("tcp_v4_syn_recv_sock", "sk");
     arg_syn_recv_skb = Parameter("tcp_v4_syn_recv_sock", "skb");
     arg_syn_recv_req = Parameter("tcp_v4_syn_recv_sock", "req");
+    arg_cookie_check_sk = Parameter("cookie_v4_check", "sk");
+    arg_cookie_check_skb = Parameter("cookie_v4_check", "skb");
     arg_tw_process_tw = Parameter("tcp_timewait_state_process", "tw");
     arg_tw_process_skb = Parameter("tcp_timewait_state_process", "skb");
     arg_check_req_sk = Parameter("tcp_check_req", "sk");

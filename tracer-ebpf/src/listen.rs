@@ -1,8 +1,9 @@
-//! What a listener refuses: `tcp_conn_request` and `tcp_v4/v6_syn_recv_sock` (net/ipv4).
+//! What a listener refuses: `tcp_conn_request`, `tcp_v4/v6_syn_recv_sock` and `cookie_v4/v6_check` (net/ipv4, net/ipv6).
 //!
-//! Both run with softirqs off, so that between entry and exit only this call
+//! They run with softirqs off, so that between entry and exit only this call
 //! moves this CPU's counters: the counter's step tells which branch ran.
 
+use aya_ebpf::helpers::bpf_jiffies64;
 use droptrace_common::{Address, FieldId, Site, bits};
 
 use crate::{
@@ -34,6 +35,9 @@ const NO_ROUTES_V6: usize = 7;
 
 // values[] of `Function::SynRecvSock`, beside those of the same name
 const PENDING: usize = 2;
+
+// values[] of `Function::CookieCheck`
+const COOKIES_FAILED: usize = 0;
 
 fn no_routes(net: u64) -> u64 {
     kernel::counter(net, layout!(net_ip_statistics), layout!(ipstats_out_no_routes))
@@ -201,6 +205,59 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
     hint::leave(skb, site, kernel::inode_of_net(net), bits, 0, |fields| {
         push_listener(fields, sk, net, accept_queue, syn_queue);
     });
+}
+
+/// `cookie_v4_check(sk, skb)`, net/ipv4/syncookies.c, and its IPv6 twin: an ACK that belongs to no connection or request
+/// reached a listener. They never call each other, hence share their scratch.
+#[inline(always)]
+pub(crate) fn cookie_check_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::CookieCheck) else {
+        return;
+    };
+    let sk = ctx.argument(layout!(arg_cookie_check_sk));
+    call.skb = ctx.argument(layout!(arg_cookie_check_skb));
+    call.sk = sk;
+    call.net = net_of_sock(sk);
+    call.values[COOKIES_FAILED] = tcp_ext!(call.net, mib_syncookies_failed);
+}
+
+/// Its end. What it returns does not tell a cookie that is refused from an ACK whose cookie is not looked at since the
+/// listener sent none of late, nor from one with options that are switched off: SyncookiesFailed does. Such an ACK is
+/// answered by RST and freed soon (`tcp_v4_do_rcv`, net/ipv4/tcp_ipv4.c; `tcp_v6_do_rcv`, net/ipv6/tcp_ipv6.c).
+#[inline(always)]
+pub(crate) fn cookie_check_exit() {
+    let Some(call) = scratch::take(Function::CookieCheck) else {
+        return;
+    };
+    let (skb, sk, net) = (call.skb, call.sk, call.net);
+    call.skb = 0;
+    if tcp_ext!(net, mib_syncookies_failed) == call.values[COOKIES_FAILED] {
+        return;
+    }
+    let noted = cookie_noted(sk);
+    // SAFETY: no preconditions.
+    let age = (unsafe { bpf_jiffies64() } as u32).wrapping_sub(noted);
+    let inode = skb_drop::socket_inode(sk);
+    let netns = kernel::inode_of_net(net);
+    hint::leave(skb, Site::SyncookieInvalid, netns, 0, 0, |fields| {
+        // Its address and port are the packet's; this tells it from those that share them.
+        fields.push_some(FieldId::ListenerInode, inode);
+        if noted != 0 {
+            fields.push(FieldId::SyncookieAge, u64::from(age));
+        }
+    });
+}
+
+/// When the listener, or one of those that share its port, last noted that it sends syncookies, in jiffies; 0: never
+/// (`tcp_synq_overflow`, include/net/tcp.h, 5.10 - 7.3).
+#[inline(always)]
+fn cookie_noted(sk: u64) -> u32 {
+    let group: u64 = member(sk, layout!(sock_reuseport));
+    if group == 0 {
+        member(sk, layout!(tcp_ts_recent_stamp))
+    } else {
+        member(group, layout!(reuseport_overflow))
+    }
 }
 
 /// `tcp_req_err(sk, seq, abort)`, net/ipv4/tcp_ipv4.c, 5.10 - 7.3: an ICMP error for a pending request. One that is to end it

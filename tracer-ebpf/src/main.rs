@@ -131,6 +131,8 @@ at_entry! {
         => |ctx| listen::syn_recv_sock_entry(ctx, Function::SynRecvSock);
     tcp_v6_syn_recv_sock_fentry, tcp_v6_syn_recv_sock_kprobe
         => |ctx| listen::syn_recv_sock_entry(ctx, Function::SynRecvSockV6);
+    cookie_v4_check_fentry, cookie_v4_check_kprobe => |ctx| listen::cookie_check_entry(ctx);
+    cookie_v6_check_fentry, cookie_v6_check_kprobe => |ctx| listen::cookie_check_entry(ctx);
     tcp_req_err_fentry, tcp_req_err_kprobe => |ctx| listen::request_error_entry(ctx);
     tcp_timewait_state_process_fentry, tcp_timewait_state_process_kprobe => |ctx| time_wait::timewait_entry(ctx);
     tcp_check_req_fentry, tcp_check_req_kprobe => |ctx| time_wait::check_req_entry(ctx);
@@ -153,6 +155,8 @@ at_exit! {
         => |_ctx| listen::syn_recv_sock_exit(Function::SynRecvSock);
     tcp_v6_syn_recv_sock_fexit, tcp_v6_syn_recv_sock_kretprobe
         => |_ctx| listen::syn_recv_sock_exit(Function::SynRecvSockV6);
+    cookie_v4_check_fexit, cookie_v4_check_kretprobe => |_ctx| listen::cookie_check_exit();
+    cookie_v6_check_fexit, cookie_v6_check_kretprobe => |_ctx| listen::cookie_check_exit();
     tcp_timewait_state_process_fexit, tcp_timewait_state_process_kretprobe => |ctx| time_wait::timewait_exit(ctx);
     tcp_check_req_fexit, tcp_check_req_kretprobe => |ctx| time_wait::check_req_exit(ctx);
     udp_enqueue_fexit, udp_enqueue_kretprobe => |ctx| receive::udp_enqueue_exit(ctx);

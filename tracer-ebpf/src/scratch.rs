@@ -17,11 +17,12 @@ pub(crate) enum Function {
     IpvsIn = 8,
     UdpEnqueue = 9,
     AddBacklog = 10,
+    CookieCheck = 11,
 }
 
 impl Function {
     /// How many there are.
-    pub(crate) const COUNT: u32 = 11;
+    pub(crate) const COUNT: u32 = 12;
 }
 
 /// Bytes of a TCP header without options.

@@ -60,6 +60,11 @@ pub const WITNESSES: &[Witness] = &[
         ..ROW
     },
     Witness {
+        counters: &["TcpExtSyncookiesFailed"],
+        causes: &["syncookie-invalid"],
+        ..ROW
+    },
+    Witness {
         counters: &["TcpExtPAWSEstab"],
         causes: &["paws-established", "paws-request", "paws-timewait"],
         without: Some("TcpExtPAWSTimewait"),

@@ -170,6 +170,7 @@ pub const HOOKS: &[Hook] = &[
             all("tcp-zero-window"),
             all("tcp-ofo-pruned"),
             all("ipvs-no-destination"),
+            all("syncookie-invalid"),
         ],
         price: "once for each packet dropped",
         ..ROW
@@ -273,6 +274,38 @@ pub const HOOKS: &[Hook] = &[
         ],
         serves: &[part("accept-queue-full", "stage: ack and syncookie-ack, IPv6")],
         price: "once for each connection accepted",
+        ..ROW
+    },
+    Hook {
+        name: "cookie_v4_check",
+        doc: "an ACK whose syncookie the kernel refuses: the counter SyncookiesFailed is compared before and after",
+        target: Target::Function(&["cookie_v4_check"], Phases::EntryAndExit),
+        needs: &[
+            "arg_cookie_check_sk",
+            "arg_cookie_check_skb",
+            "sock_net",
+            "net_statistics",
+            "bpf_array_pptrs",
+            "mib_syncookies_failed",
+        ],
+        serves: &[part("syncookie-invalid", "IPv4")],
+        price: "once for each ACK without a connection or request that reaches a listener",
+        ..ROW
+    },
+    Hook {
+        name: "cookie_v6_check",
+        doc: "the same, IPv6",
+        target: Target::Function(&["cookie_v6_check"], Phases::EntryAndExit),
+        needs: &[
+            "arg_cookie_check_sk",
+            "arg_cookie_check_skb",
+            "sock_net",
+            "net_statistics",
+            "bpf_array_pptrs",
+            "mib_syncookies_failed",
+        ],
+        serves: &[part("syncookie-invalid", "IPv6")],
+        price: "once for each ACK without a connection or request that reaches a listener",
         ..ROW
     },
     Hook {
@@ -679,6 +712,7 @@ pub const EVIDENCE: &[EvidenceEntry] = &[
     evidence("sock_num", "listener_port", LISTENER),
     evidence("sock_rcv_saddr", "listener_address", LISTENER),
     evidence("socket_alloc_inode", "owner", LISTENER),
+    evidence("tcp_ts_recent_stamp", "last_cookie_s", &["syncookie-invalid"]),
     evidence("net_devconf_all", "rp_filter_all", SOURCE),
     evidence("in_device_cnf_data", "rp_filter_device", SOURCE),
     evidence("ct_timeout", "winner_timeout_jiffies", CLASH),

@@ -73,6 +73,31 @@ impl<'a> Refuser<'a> {
         );
     }
 
+    /// Advises to make the SYN queue longer; `effect` says what it does about the cause.
+    pub(super) fn advise_longer_queue(&self, found: &mut Finding, facts: &Facts, effect: &str) {
+        let Some(limit) = self.limit else {
+            return;
+        };
+        let who = self.who();
+        let wanted = (limit * 4).max(1024);
+        match self.somaxconn {
+            Some(somaxconn) if somaxconn < wanted => found.advise(
+                format!(
+                    "Raise the limit, now {limit}: net.core.somaxconn (now {somaxconn}) in that netns, and the backlog that {who} gives to listen(); then restart it."
+                ),
+                Some(in_netns(facts, self.owner, &format!("sysctl -w net.core.somaxconn={wanted}"))),
+                effect,
+            ),
+            _ => found.advise(
+                format!(
+                    "Raise the backlog that {who} gives to listen(), now {limit}; net.core.somaxconn allows more. Then restart it."
+                ),
+                None,
+                effect,
+            ),
+        };
+    }
+
     /// Where the limit came from, as far as it can be told afterwards: it was
     /// min(backlog, somaxconn) when listen() was called.
     pub(super) fn limit_from(&self) -> Option<LimitFrom> {

@@ -54,6 +54,7 @@ mod sums;
 mod syn_backlog;
 mod syn_queue;
 mod syn_refused;
+mod syncookie_invalid;
 mod tc_program;
 mod tcp_ao;
 mod tcp_challenge_ack;
@@ -83,6 +84,7 @@ pub(super) static ALL: &[&Cause] = &[
     &syn_queue::CAUSE,
     &syn_backlog::CAUSE,
     &syn_refused::CAUSE,
+    &syncookie_invalid::CAUSE,
     &conntrack_insert_race::CAUSE,
     &conntrack_nat_exhausted::CAUSE,
     &conntrack_table_full::CAUSE,

@@ -2,10 +2,7 @@
 
 use droptrace_common::{FieldId, Site};
 
-use super::{
-    listener::{self, CANDIDATES, LIMIT_FROM, LimitFrom, Refuser},
-    values::in_netns,
-};
+use super::listener::{self, CANDIDATES, LIMIT_FROM, LimitFrom, Refuser};
 use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// The SYN queue of a listener was full while syncookies were off.
@@ -92,37 +89,14 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 }
 
 fn advise(found: &mut Finding, facts: &Facts, refuser: &Refuser<'_>) {
-    let who = refuser.who();
     refuser.advise_syncookies(
         found,
         facts,
         "Turn syncookies on in that netns: a SYN that finds the queue full is then answered without keeping state.",
     );
-    let Some(limit) = refuser.limit else {
-        return;
-    };
-    let wanted = (limit * 4).max(1024);
-    let (action, command) = match refuser.somaxconn {
-        Some(somaxconn) if somaxconn < wanted => (
-            format!(
-                "Raise the limit, now {limit}: net.core.somaxconn (now {somaxconn}) in that netns, and the backlog that {who} gives to listen(); then restart it."
-            ),
-            Some(in_netns(
-                facts,
-                refuser.owner,
-                &format!("sysctl -w net.core.somaxconn={wanted}"),
-            )),
-        ),
-        _ => (
-            format!(
-                "Raise the backlog that {who} gives to listen(), now {limit}; net.core.somaxconn allows more. Then restart it."
-            ),
-            None,
-        ),
-    };
-    found.advise(
-        action,
-        command,
+    refuser.advise_longer_queue(
+        found,
+        facts,
         "The limit is fixed at listen(): without a restart of the listener nothing changes. It bounds the accept queue too. \
          Against a SYN flood a longer queue only lasts a little longer.",
     );

@@ -42,6 +42,10 @@ const ROWS: &[Row] = &[
     (&[V6_12, V7_3], Site::AcceptQueueCookie, Some("NO_SOCKET"), Some("cookie_v4_check"), TCP, "accept-queue-full"),
     (&[V7_3], Site::ChildRefused, Some("TCP_LISTEN_OVERFLOW"), Some("tcp_v4_rcv"), TCP, "syn-refused"),
     (&[V6_12, V7_3], Site::ChildRefused, Some("NO_SOCKET"), Some("cookie_v4_check"), TCP, "syn-refused"),
+    // A cookie that is refused; without the hook it looks like any ACK to a listener.
+    (OLD, Site::SyncookieInvalid, None, Some("tcp_v4_do_rcv"), TCP, "syncookie-invalid"),
+    (&[V6_1], Site::SyncookieInvalid, NOT, Some("tcp_v6_do_rcv"), TCP, "syncookie-invalid"),
+    (&[V6_12, V7_3], Site::SyncookieInvalid, Some("TCP_FLAGS"), Some("tcp_v4_do_rcv"), TCP, "syncookie-invalid"),
     // Without the hook the same signs prove nothing.
     (&[V7_3], Site::Free, Some("TCP_LISTEN_OVERFLOW"), Some("tcp_v4_rcv"), TCP, "kernel-reason"),
     (&[V6_12, V7_3], Site::Free, Some("NO_SOCKET"), Some("cookie_v4_check"), TCP, "kernel-reason"),

@@ -13,10 +13,10 @@ use super::{
     netfilter_rule, nfqueue, no_route, no_socket, not_forwarding, packet_too_big, paws_established,
     paws_request, paws_timewait, qdisc_full, qdisc_policy, rp_filter,
     sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3},
-    socket_backlog_full, socket_filter, socket_rcvbuf_full, syn_backlog, syn_queue, syn_refused, table,
-    tc_program, tcp_ao, tcp_challenge_ack, tcp_md5, tcp_memory, tcp_ofo_pruned, tcp_out_of_window,
-    tcp_zero_window, timewait_old_sequence, ttl_exceeded, udp_memory, unknown, vip_no_service, xdp_program,
-    xfrm_policy,
+    socket_backlog_full, socket_filter, socket_rcvbuf_full, syn_backlog, syn_queue, syn_refused,
+    syncookie_invalid, table, tc_program, tcp_ao, tcp_challenge_ack, tcp_md5, tcp_memory, tcp_ofo_pruned,
+    tcp_out_of_window, tcp_zero_window, timewait_old_sequence, ttl_exceeded, udp_memory, unknown,
+    vip_no_service, xdp_program, xfrm_policy,
 };
 use crate::diagnose::{Cause, Direction};
 
@@ -27,6 +27,7 @@ fn samples(cause: &Cause) -> Vec<Sample> {
         "syn-queue-full" => syn_queue::tests::samples(),
         "syn-backlog-last-quarter" => syn_backlog::tests::samples(),
         "syn-refused" => syn_refused::tests::samples(),
+        "syncookie-invalid" => syncookie_invalid::tests::samples(),
         "conntrack-insert-race" => conntrack_insert_race::tests::samples(),
         "conntrack-nat-exhausted" => conntrack_nat_exhausted::tests::samples(),
         "conntrack-table-full" => conntrack_table_full::tests::samples(),

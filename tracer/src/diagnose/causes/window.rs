@@ -43,9 +43,7 @@ impl Held {
             sequence: packet.tcp.map(|tcp| tcp.sequence),
             expected: event.field(FieldId::ExpectedSequence).map(|value| value as u32),
             window: event.field(FieldId::ReceiveWindow),
-            data: packet
-                .headers
-                .map(|headers| event.header.len.saturating_sub(headers)),
+            data: data(event),
         }
     }
 
@@ -63,6 +61,12 @@ impl Held {
             .put(AHEAD.0, self.ahead())
             .put(DATA.0, self.data);
     }
+}
+
+/// Bytes of data in a TCP segment.
+pub(super) fn data(event: &RawEvent) -> Option<u32> {
+    let headers = event.parse().headers?;
+    Some(event.header.len.saturating_sub(headers))
 }
 
 /// The command that shows the connection, as far as the packet tells it; all connections where nothing does.
