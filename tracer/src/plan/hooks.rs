@@ -21,6 +21,9 @@ pub struct Hook {
     pub serves: &'static [Serves],
     /// When the kernel calls it, hence what it costs.
     pub price: &'static str,
+    /// Hardly ever called: what attaching costs, of which probes at entry and exit need half, counts more than what a call
+    /// does, so probes are tried first.
+    pub rare: bool,
 }
 
 /// What a hook is attached to.
@@ -115,6 +118,7 @@ const ROW: Hook = Hook {
     needs: &[],
     serves: &[],
     price: "",
+    rare: false,
 };
 
 /// The table.
@@ -290,6 +294,7 @@ pub const HOOKS: &[Hook] = &[
         ],
         serves: &[part("syncookie-invalid", "IPv4")],
         price: "once for each ACK without a connection or request that reaches a listener",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -306,6 +311,7 @@ pub const HOOKS: &[Hook] = &[
         ],
         serves: &[part("syncookie-invalid", "IPv6")],
         price: "once for each ACK without a connection or request that reaches a listener",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -647,6 +653,7 @@ pub const HOOKS: &[Hook] = &[
             all("ipvs-destination-gone"),
         ],
         price: "once for each packet in a netns with IPVS services",
+        ..ROW
     },
     Hook {
         name: "ip_vs_conn_in_get",
@@ -660,6 +667,7 @@ pub const HOOKS: &[Hook] = &[
             all("ipvs-destination-gone"),
         ],
         price: "once for each packet in a netns with IPVS services",
+        ..ROW
     },
 ];
 

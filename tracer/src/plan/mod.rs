@@ -453,11 +453,11 @@ impl Plan {
     /// Where a function is that BTF describes; whether it can be attached there the kernel says.
     fn place_by_types(&self, hook: &Hook, name: &str) -> Option<Place> {
         let (module, methods) = if self.types.has_function(name) {
-            (None, self.methods(hook.module.is_none()))
+            (None, self.methods(hook, hook.module.is_none()))
         } else {
             let module = hook.module?;
             self.module_functions.get(module)?.get(name)?;
-            (Some(module.to_owned()), self.methods(false))
+            (Some(module.to_owned()), self.methods(hook, false))
         };
         (!methods.is_empty()).then(|| Place {
             symbol: name.to_owned(),
@@ -466,13 +466,16 @@ impl Plan {
         })
     }
 
-    fn methods(&self, trampoline: bool) -> Vec<Method> {
+    fn methods(&self, hook: &Hook, trampoline: bool) -> Vec<Method> {
         let mut methods = Vec::new();
         if trampoline {
             methods.push(Method::Trampoline);
         }
         if self.has_kprobes {
             methods.push(Method::Probe);
+        }
+        if hook.rare {
+            methods.reverse();
         }
         methods
     }
@@ -493,6 +496,7 @@ impl Plan {
         // aya attaches trampolines to functions of the kernel proper only, hence hooks of what is a module elsewhere have
         // probes alone.
         let methods = self.methods(
+            hook,
             hook.module.is_none()
                 && function.module.is_none()
                 && function.name == name

@@ -10,6 +10,7 @@ ffffffff81000400 t ip_handle_martian_source.isra.0
 ffffffff81000500 t tcp_check_req
 ffffffff81000600 t tcp_check_req
 ffffffff81000700 T arp_error_report
+ffffffff81000800 T cookie_v4_check
 ";
 
 const IP_VS: &str = "\
@@ -30,6 +31,7 @@ impl Fixture {
             "ip_handle_martian_source",
             "arp_error_report",
             "tcp_peer_is_proven",
+            "cookie_v4_check",
         ];
         Self::describing(DESCRIBED.iter().copied(), release, kfree_skb_arguments, kallsyms)
     }
@@ -72,6 +74,7 @@ impl Fixture {
                 ("LINUX_MIB_LISTENOVERFLOWS", 19),
                 ("LINUX_MIB_LISTENDROPS", 20),
                 ("LINUX_MIB_TCPREQQFULLDROP", 75),
+                ("LINUX_MIB_SYNCOOKIESFAILED", 3),
             ],
         );
         blob.tracepoint("kfree_skb", kfree_skb_arguments);
@@ -150,6 +153,11 @@ fn each_hook_goes_where_this_kernel_lets_it() {
     assert_eq!(
         *choice(&plan, "tcp_conn_request"),
         place("tcp_conn_request", None, &[Method::Trampoline, Method::Probe])
+    );
+    // Hardly ever called.
+    assert_eq!(
+        *choice(&plan, "cookie_v4_check"),
+        place("cookie_v4_check", None, &[Method::Probe, Method::Trampoline])
     );
     // Split by the compiler: only its return value can be had.
     assert_eq!(
