@@ -2,7 +2,10 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -20,9 +23,10 @@ use crate::{
     IpFamily::{V4, V6},
     Netns, Outcome, Result, Scenario, Test, Tun,
     counters::{grown, grown_by},
-    netns::{Restore, modprobe},
+    netns::{self, Restore, has_symbol, modprobe},
     packet::{ACK, Client, Packet, SYN, Segment, udp},
     sockets::{accept, listen},
+    test::Kernel,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -41,6 +45,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("conntrack-invalid-checksum", invalid_checksum),
     Scenario::new("conntrack-helper-v4", |t| helper(t, V4)).alone(),
     Scenario::new("conntrack-helper-v6", |t| helper(t, V6)).alone(),
+    Scenario::new("conntrack-dying-rerouted-v4", |t| rerouted(t, V4)),
+    Scenario::new("conntrack-dying-rerouted-v6", |t| rerouted(t, V6)),
+    Scenario::new("conntrack-dying-unconfirmed", unconfirmed).alone(),
     Scenario::new("conntrack-table-full-v4", |t| table_full(t, V4)).alone(),
     Scenario::new("conntrack-table-full-v6", |t| table_full(t, V6)).alone(),
 ];
@@ -504,6 +511,136 @@ fn helper(t: &Test, family: IpFamily) -> Result<Outcome> {
     }
     Ok(Outcome::Passed(format!(
         "announcements that did not arrive, and droptrace: {CLIENTS}"
+    )))
+}
+
+/// Masqueraded flows that suddenly leave by another device than the one whose address they bear: `nf_nat_inet_fn` removes
+/// the entry and drops the packet (`nf_nat_oif_changed`, net/netfilter/nf_nat_core.c, 5.10 - 7.3).
+fn rerouted(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const FLOWS: u16 = 4;
+    let router = Router::new(t, family)?;
+    let other = Tun::new(&router.netns, "other", &[t.net(family, 2, 1)])?;
+    router.netns.nft(&format!(
+        "table {} nat {{ chain post {{ type nat hook postrouting priority 100; \
+         oifname {{ \"outside\", \"other\" }} masquerade; }}\n}}",
+        router.table()
+    ))?;
+    t.known();
+    let server = t.at(family, 1, 9, 8080);
+    let send = || {
+        (0..FLOWS).try_for_each(|number| {
+            router
+                .inside
+                .send(&udp(t.at(family, 0, 2, 5000 + number), server, b"hello")?)
+        })
+    };
+    let arrive = |by: &Tun, subnet: u8| {
+        (0..FLOWS).try_for_each(|_| {
+            by.receive("a masqueraded datagram", |packet| {
+                packet.src.ip() == t.ip(family, subnet, 1) && packet.dst == server
+            })
+            .map(drop)
+        })
+    };
+    send()?;
+    arrive(&router.outside, 1)?;
+    router
+        .netns
+        .ip(&[&format!("route add {} dev other", server.ip())])?;
+    send()?;
+    let dropped = u64::from(FLOWS);
+    t.expect_by_facts(&[Expected::dropped(&router.netns, "conntrack-dying", dropped)])?;
+    let passed =
+        [&router.outside, &other].map(|by| by.drain().iter().filter(|packet| packet.dst == server).count());
+    ensure!(passed == [0, 0], "{passed:?} datagrams went through");
+    // With the entry gone, the next one of each flow makes a new one.
+    send()?;
+    arrive(&other, 2)?;
+    if let Some(seen) = t.drop(&router.netns, "conntrack-dying")? {
+        seen.goes(t.at(family, 0, 2, 0), server)?
+            .evidence("hook_point", "postrouting")?
+            .has_evidence("interface")?
+            .remedy_says("conntrack -E -e DESTROY")?;
+    }
+    Ok(Outcome::Passed(format!(
+        "datagrams that did not arrive, and droptrace: {dropped}"
+    )))
+}
+
+/// First packets that a long chain holds up, while a helper's module goes and all entries that are not confirmed are done
+/// away with.
+///
+/// Up to 5.18 the kernel marks these as dying (`nf_ct_unconfirmed_destroy`, net/netfilter/nf_conntrack_core.c). From 5.19 on it
+/// keeps no list of them, and only makes their extensions invalid (`nf_ct_ext_bump_genid`): nothing tells the packet that
+/// `__nf_conntrack_confirm` then drops from one that something else at that hook point drops, and it stays open. Kernels of 2026
+/// let a helper go without that, since entries hold a reference to it (`nf_conntrack_helper_unregister`).
+fn unconfirmed(t: &Test) -> Result<Outcome> {
+    const RULES: usize = 1500;
+    const ATTEMPTS: u16 = 20;
+    const PORTS: u16 = 60_000;
+    const LOST: u64 = 3;
+    let marks = t.kernel() < Kernel(5, 19);
+    modprobe("nf_conntrack_ftp")?;
+    if !marks && !has_symbol("nf_ct_ext_bump_genid")? {
+        return Ok(Outcome::Skipped(
+            "this kernel does nothing to unconfirmed entries when a helper's module goes".to_owned(),
+        ));
+    }
+    let router = Router::new(t, V4)?;
+    router.netns.nft(&format!(
+        "table {} slow {{ chain post {{ type filter hook postrouting priority 200;\nct state new counter\n{}}}\n}}",
+        router.table(),
+        "meta mark 0x12345 accept\n".repeat(RULES)
+    ))?;
+    // An extension for each entry.
+    router.netns.sysctl("net.netfilter.nf_conntrack_acct", "1")?;
+    t.known();
+    let before = Counters::read(&router.netns)?;
+    let failed = || grown(&router.netns, &before, "conntrack:insert_failed");
+    let server = t.at(V4, 1, 9, 8080);
+    let enough = AtomicBool::new(false);
+    let sent = thread::scope(|scope| -> Result<u16> {
+        let sender = scope.spawn(|| -> Result<u16> {
+            let mut sent = 0;
+            while !enough.load(Ordering::Relaxed) && sent < PORTS {
+                let client = t.at(V4, 0, 2, 1024 + sent);
+                router.inside.send(&udp(client, server, b"hello")?)?;
+                sent += 1;
+            }
+            Ok(sent)
+        });
+        let unloaded = (0..ATTEMPTS).try_for_each(|_| {
+            if failed()? < LOST {
+                netns::run("modprobe -r nf_conntrack_ftp")?;
+                modprobe("nf_conntrack_ftp")?;
+            }
+            Ok(())
+        });
+        enough.store(true, Ordering::Relaxed);
+        let sent = sender
+            .join()
+            .map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
+        unloaded.map(|()| sent)
+    })?;
+    let failed = failed()?;
+    ensure!(failed > 0, "insert_failed did not grow with {sent} packets");
+    for _ in failed..u64::from(sent) {
+        router
+            .outside
+            .receive("every other packet", |packet| packet.dst == server)?;
+    }
+    let label = if marks { "conntrack-dying" } else { "kernel-reason" };
+    t.expect_by_facts(&[Expected::dropped(&router.netns, label, failed)])?;
+    if let Some(seen) = t.drop(&router.netns, label)? {
+        let seen = seen.goes(t.at(V4, 0, 2, 0), server)?;
+        if marks {
+            seen.evidence("hook_point", "postrouting")?;
+        } else {
+            seen.evidence("reason", "NETFILTER_DROP")?.has_evidence("doubt")?;
+        }
+    }
+    Ok(Outcome::Passed(format!(
+        "insert_failed and droptrace: {failed} of {sent}, as {label}"
     )))
 }
 

@@ -13,16 +13,18 @@ pub(super) static CAUSE: Cause = Cause {
     slug: "conntrack-dying",
     family: Family::Conntrack,
     title: "conntrack entry of the packet was being removed",
-    mechanism: "An entry may be removed while a packet of it is on its way: the table is flushed, a module with a helper or a timeout goes, a \
-        masqueraded connection now leaves by another device. __nf_conntrack_confirm (net/netfilter/nf_conntrack_core.c) drops the first \
-        packet of such an entry, nf_nat_inet_fn (nf_nat_core.c) any packet of one that it removes itself. A rule drops at the same \
-        place: it is this cause only where no rule or policy of any ruleset can drop at the hook point (known from full events, hence \
+    mechanism: "An entry may be removed while a packet of it is on its way: a masqueraded connection now leaves by another device, or, up to 5.18, a \
+        module with a helper or a timeout goes. nf_nat_inet_fn (net/netfilter/nf_nat_core.c) drops the packet of an entry that it removes \
+        itself, __nf_conntrack_confirm (nf_conntrack_core.c) the first packet of one that was marked as dying. From 5.19 on an entry that is \
+        not confirmed yet is not marked when a module goes: some kernels drop its packet all the same, which stays open (kernel-reason; seen on \
+        6.1.192), newer ones do not (6.12.118). A rule drops at the \
+        same place: it is this cause only where no rule or policy of any ruleset can drop at the hook point (known from full events, hence \
         sampled); else it stays open.",
     evidence: joined![
         [("hook_point", "prerouting, input, forward, output or postrouting")],
         PACKET
     ],
-    remedy: "Nothing, if it was once: the packet is sent again, and makes a new entry. Else find what flushes the table.",
+    remedy: "Nothing, if it was once: the packet is sent again, and makes a new entry. Else find what removes entries: most likely a route that goes to and fro between devices that masquerade.",
     counter: None,
     benign: false,
     needs: &[],
@@ -47,7 +49,7 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
     found.put("hook_point", HookPoint::of(facts).map(HookPoint::name));
     netfilter::put_packet(&mut found, event, facts, false);
     found.advise(
-        "See what removes entries while connections are new.",
+        "See which entries go, and whether routes change at the same time (`ip monitor route`).",
         Some(in_netns(facts, None, "timeout 10 conntrack -E -e DESTROY")),
         "Shows for ten seconds which entries go; one that goes long before its time was removed by somebody.",
     );

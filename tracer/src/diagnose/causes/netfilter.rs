@@ -58,6 +58,16 @@ pub(super) fn no_rule_can(facts: &Facts) -> bool {
     HookPoint::of(facts).is_some() && facts.rules.as_ref().is_some_and(none)
 }
 
+/// Whether something else than a rule or policy gave the verdict, as far as all rulesets tell. nftables that frees the packet
+/// itself had a rule, which is gone.
+pub(super) fn dropped_without_rule(signature: &Signature<'_>, facts: &Facts) -> bool {
+    by_verdict(signature) && signature.at(&["nf_hook_slow"]) && no_rule_can(facts)
+}
+
+/// Why a verdict is not laid to a rule that [`dropped_without_rule`] says there is not.
+pub(super) const RULELESS: &str = "no rule or policy can drop at this hook point: conntrack or NAT did, which drop a first packet whose entry became \
+    invalid without a trace in it, or a BPF program or security module; or the rule was removed at once";
+
 /// Whether it was freed for a verdict behind NFQUEUE.
 pub(super) fn behind_queue(signature: &Signature<'_>) -> bool {
     signature.unspecified() && signature.at(BEHIND_QUEUE)

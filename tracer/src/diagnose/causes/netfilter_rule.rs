@@ -2,7 +2,7 @@
 
 use droptrace_common::Site;
 
-use super::{masquerade_no_address, netfilter};
+use super::{masquerade_no_address, netfilter, unknown};
 use crate::diagnose::{Cause, Family, Need, Signature, Verdict};
 
 /// A netfilter verdict ended the packet, and no better cause is known for it.
@@ -13,7 +13,8 @@ pub(super) static CAUSE: Cause = Cause {
     mechanism: "A rule, or the policy of a chain, of nftables or iptables gave the verdict DROP. nf_hook_slow \
         (net/netfilter/core.c) frees the packet; from 6.12 on, and in 6.1.192, nftables frees it in nft_do_chain. \
         Conntrack clashes, a full conntrack table and IPVS give the same verdict and are causes of their own; where the \
-        destination is an IPVS service and nf_hook_slow freed the packet, it stays open who dropped it (kernel-reason). For a \
+        destination is an IPVS service and nf_hook_slow freed the packet, or where no rule or policy can drop at the hook point, it stays \
+        open who dropped it (kernel-reason). For a \
         local sender send() fails with EPERM. The kernel does not say which rule it was: after such a packet the rulesets of its \
         netns are read (never changed), and a rule is told if its counter alone moved, and by as many packets as were seen to end \
         so since the reading before. Hence none is told for the first packet, nor for a rule or policy of nftables that does not count.",
@@ -29,18 +30,21 @@ pub(super) static CAUSE: Cause = Cause {
     },
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find: |event, facts| netfilter::find(event, facts, false),
-    refine: Some(masquerade_no_address::refine),
+    refine: Some(|event, facts| {
+        let ruleless = netfilter::dropped_without_rule(&Signature::of_event(event, facts), facts);
+        masquerade_no_address::refine(event, facts).or_else(|| ruleless.then(|| unknown::left_open(facts)))
+    }),
 };
 
 #[cfg(test)]
 pub(super) mod tests {
     use droptrace_common::Site;
 
-    use crate::diagnose::Verdict;
     use crate::diagnose::causes::{
         netfilter::tests::{by_nftables, frames, freed, rules, told_or_not},
         sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V6_1, V6_12},
     };
+    use crate::diagnose::{Rules, Verdict};
 
     const INPUT: &[&str] = &["nf_hook_slow", "ip_local_deliver", "ip_rcv"];
 
@@ -114,6 +118,20 @@ pub(super) mod tests {
         let unasked = dropped().label();
         assert_eq!(unasked.evidence["untold"], "not observed");
         assert!(unasked.evidence["candidates"].is_null());
+    }
+
+    #[test]
+    fn where_no_rule_can_drop_it_was_none() {
+        let ruleless = |place| {
+            frames(freed(V6_1, Site::Free, place), INPUT).fact(|facts| facts.rules = Some(Rules::default()))
+        };
+        let open = ruleless("nf_hook_slow").label();
+        assert_eq!(open.cause, "kernel-reason");
+        assert!(open.evidence["doubt"].is_string());
+        // nftables itself freed it: the rule is gone by now.
+        assert_eq!(ruleless("nft_do_chain").label().cause, "netfilter-rule");
+        let nowhere = frames(ruleless("nf_hook_slow"), &[]);
+        assert_eq!(nowhere.label().cause, "netfilter-rule");
     }
 
     #[test]

@@ -115,7 +115,8 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
             None
         }
     };
-    let doubt = netfilter::doubt(&signature).or_else(of_socket).or_else(|| {
+    let ruleless = || netfilter::dropped_without_rule(&signature, facts).then_some(netfilter::RULELESS);
+    let doubt = netfilter::doubt(&signature).or_else(ruleless).or_else(of_socket).or_else(|| {
         let overflow = signature.site == Site::Free && signature.because(&["TCP_LISTEN_OVERFLOW"]);
         overflow.then_some(
             "the kernel gives this reason for every last ACK of a handshake that a listener refuses, whether its queue is full or not",
