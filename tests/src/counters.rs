@@ -78,6 +78,16 @@ pub(crate) fn softnet_dropped() -> Result<u64> {
     Ok(text.lines().filter_map(dropped).sum())
 }
 
+/// Pages that all sockets of a protocol (`TCP`, `UDP`) of the host hold.
+pub(crate) fn pages(protocol: &str) -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/sockstat")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(protocol)?.strip_prefix(':'));
+    line.and_then(|line| line.rsplit_once("mem ")?.1.trim().parse().ok())
+        .with_context(|| format!("no memory of {protocol} in {text}"))
+}
+
 /// Packets that a device should have sent and dropped (`/proc/net/dev`).
 pub(crate) fn tx_dropped(netns: &Netns, device: &str) -> Result<u64> {
     const TX_DROP: usize = 11;

@@ -108,13 +108,15 @@ pub fn run(scenarios: &[Scenario], results: &Path, with_droptrace: bool) -> Resu
     Ok(totals)
 }
 
-/// Causes of segments of a connection, of which a kernel that hides the socket may not say in which netns they were.
-const OF_A_CONNECTION: [&str; 6] = [
+/// Causes of packets for a socket, of which a kernel that hides the socket may not say in which netns they were.
+const FOR_A_SOCKET: [&str; 8] = [
     "paws-established",
     "socket-backlog-full",
     "tcp-challenge-ack",
+    "tcp-memory",
     "tcp-out-of-window",
     "tcp-zero-window",
+    "udp-memory",
     "kernel-reason",
 ];
 
@@ -137,7 +139,7 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
         let hides_socket = Kernel::running()?.hides_socket();
         let may_be_nowhere = |drop: &Labelled| {
             hides_socket
-                && (["paws-established", "tcp-zero-window", "socket-backlog-full"].contains(&drop.cause.as_str())
+                && (["paws-established", "tcp-zero-window", "socket-backlog-full", "tcp-memory", "udp-memory"].contains(&drop.cause.as_str())
                     || drop.evidence.get("location").and_then(|place| place.as_str())
                         == Some("tcp_validate_incoming"))
         };
@@ -151,7 +153,7 @@ fn whole_run(trace: &Trace) -> Result<Outcome> {
             .causes
             .iter()
             .filter(|count| count.netns == 0 && !count.benign)
-            .filter(|count| !hides_socket || !OF_A_CONNECTION.contains(&count.cause.as_str()))
+            .filter(|count| !hides_socket || !FOR_A_SOCKET.contains(&count.cause.as_str()))
             .collect();
         anyhow::ensure!(nowhere.is_empty(), "drops without a netns: {nowhere:?}");
         Ok(Outcome::Passed(format!(

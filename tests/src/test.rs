@@ -13,7 +13,7 @@ use droptrace::diagnose::{Counts, Direction, Drop, Verdict};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{Netns, Result, trace::Trace};
+use crate::{Netns, Result, sockets::wait_until, trace::Trace};
 
 /// How long a drop may take from the kernel to the totals in an emulated guest.
 const SETTLE: Duration = Duration::from_secs(30);
@@ -421,6 +421,35 @@ impl Test {
             );
             thread::sleep(Duration::from_millis(150));
         }
+    }
+
+    /// Waits until droptrace tells of this many packets of a cause from there although the kernel does not say in which netns they
+    /// were, as 6.1 does once a packet has given up device and route, and checks that nothing is counted in the netns of this scenario.
+    pub fn expect_without_netns(&self, source: IpAddr, cause: &str, packets: u64) -> Result<()> {
+        let Some(trace) = &self.trace else {
+            return Ok(());
+        };
+        let told = || -> u64 {
+            trace.look(|so_far| {
+                let drops = so_far
+                    .drops
+                    .iter()
+                    .filter(|drop| drop.cause == cause && drop.netns.is_none() && drop.src == Some(source));
+                drops.map(|drop| drop.packets).sum()
+            })
+        };
+        wait_until(&format!("{packets} {cause} without netns"), || {
+            Ok(told() >= packets)
+        })?;
+        // Where a counter moved in the netns, it must not tell of them once more.
+        thread::sleep(Duration::from_secs(4));
+        self.expect(&[])?;
+        ensure!(
+            told() == packets,
+            "{} {cause} without netns, not {packets}",
+            told()
+        );
+        Ok(())
     }
 
     /// Packets of these causes, benign or not, that droptrace counted in a netns of this scenario since it was made.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::Wire;
@@ -16,8 +17,8 @@ use crate::{
     Netns, Outcome, Result, Scenario, Test,
     actor::{Actor, PACE, Role},
     cgroup::{Cgroup, Way},
-    counters::grown,
-    netns::modprobe,
+    counters::{grown, pages},
+    netns::{Restore, modprobe},
     packet::{ACK, Client, PSH, Segment, raw, udp},
     sockets::{self, accept, listen, wait_until},
     stuck::Stuck,
@@ -31,6 +32,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("socket-rcvbuf-full-raw-v6", |t| raw_copies(t, V6)),
     Scenario::new("socket-backlog-full-v4", |t| backlog(t, V4)),
     Scenario::new("socket-backlog-full-v6", |t| backlog(t, V6)),
+    Scenario::new("udp-memory-v4", |t| memory(t, V4)).alone(),
+    Scenario::new("udp-memory-v6", |t| memory(t, V6)).alone(),
     Scenario::new("socket-filter-v4", |t| filter(t, V4)),
     Scenario::new("socket-filter-v6", |t| filter(t, V6)),
     Scenario::new("cgroup-bpf-egress-v4", |t| cgroup(t, V4, Way::Egress)),
@@ -114,6 +117,64 @@ fn datagrams(t: &Test, family: IpFamily) -> Result<Outcome> {
     }
     drop(socket);
     Ok(Outcome::Passed(format!("{counter} and droptrace: {lost}")))
+}
+
+/// Datagrams for a socket that has room, while another one holds more than all may.
+fn memory(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const LIMIT: u64 = 64;
+    const DATAGRAMS: u64 = 5;
+    /// A megabyte and more: from 6.0 on each CPU keeps up to one before the host knows of it (`sk_memory_allocated_add`,
+    /// include/net/sock.h).
+    const HELD: usize = 6 << 20;
+    const DATA: [u8; 8000] = [0; 8000];
+    modprobe("udp_diag")?;
+    let wire = Wire::new(t, family)?;
+    let netns = &wire.netns;
+    netns.ip(&["link set wire mtu 9000"])?;
+    let (holder, reader) = (
+        sockets::udp(netns, wire.address(PORT + 1))?,
+        sockets::udp(netns, wire.address(PORT))?,
+    );
+    setsockopt(&holder, RcvBufForce, &(4 * HELD))?;
+    t.known();
+    let to = |port| udp(wire.peer(3000), wire.address(port), &DATA);
+    send(&wire, family, (HELD / DATA.len()) as u64, &to(PORT + 1)?)?;
+    wait_until("pages that are held", || Ok(pages("UDP")? > 2 * LIMIT))?;
+    let held = pages("UDP")?;
+    let restore = Restore::set(
+        "net.ipv4.udp_mem",
+        &format!("{} {} {LIMIT}", LIMIT / 4, LIMIT / 2),
+    )?;
+    let before = Counters::read(netns)?;
+    send(&wire, family, DATAGRAMS, &to(PORT)?)?;
+    let own = of(family, "MemErrors");
+    // Since 5.11; all errors before.
+    let counter = if before.has(&own) {
+        own
+    } else {
+        of(family, "InErrors")
+    };
+    wait_until(&counter, || Ok(grown(netns, &before, &counter)? >= DATAGRAMS))?;
+    let lost = grown(netns, &before, &counter)?;
+    ensure!(lost == DATAGRAMS, "{counter} grew by {lost}, not {DATAGRAMS}");
+    if t.kernel().hides_socket() {
+        t.expect_without_netns(wire.peer(0).ip(), "udp-memory", lost)?;
+    } else {
+        t.expect(&[Expected::dropped(netns, "udp-memory", lost)])?;
+        if let Some(seen) = t.drop(netns, "udp-memory")? {
+            seen.goes(wire.peer(3000), wire.address(PORT))?
+                .counter(&counter)?
+                .owned_here()?
+                .evidence("udp_mem", format!("{}\t{}\t{LIMIT}", LIMIT / 4, LIMIT / 2))?
+                .has_evidence("pages")?
+                .remedy_says("net.ipv4.udp_mem")?;
+        }
+    }
+    drop(restore);
+    drop((holder, reader));
+    Ok(Outcome::Passed(format!(
+        "{held} pages held, {counter} and droptrace: {lost}"
+    )))
 }
 
 /// What raw sockets of a netns have lost: the last column of `/proc/net/raw` and `raw6`.

@@ -1,6 +1,6 @@
 //! Segments that do not fit the state of a living connection.
 
-use std::{net::TcpStream, thread, time::Duration};
+use std::{io::Write, net::TcpStream};
 
 use anyhow::{Context, ensure};
 use droptrace::diagnose::FoundBy;
@@ -11,7 +11,8 @@ use crate::{
     Counters, Expected, IpFamily,
     IpFamily::{V4, V6},
     Outcome, Result, Scenario, Test,
-    counters::{grown, grown_by},
+    counters::{grown, grown_by, pages},
+    netns::Restore,
     packet::{ACK, Client, PSH, Packet, RST, SYN},
     sockets::{accept, listen, wait_until},
     test::{Kernel, Seen},
@@ -27,6 +28,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("tcp-zero-window-v6", |t| zero_window(t, V6)),
     Scenario::new("tcp-ofo-pruned-v4", |t| pruned(t, V4)),
     Scenario::new("tcp-ofo-pruned-v6", |t| pruned(t, V6)),
+    Scenario::new("tcp-memory-v4", |t| memory(t, V4)).alone(),
+    Scenario::new("tcp-memory-v6", |t| memory(t, V6)).alone(),
     Scenario::new("benign-keepalive-probe-v4", |t| keepalive(t, V4)),
     Scenario::new("benign-keepalive-probe-v6", |t| keepalive(t, V6)),
 ];
@@ -104,34 +107,6 @@ impl Connection {
         }
         Ok(())
     }
-}
-
-/// Waits until droptrace tells of this many packets of a cause of this connection although the kernel does not say in which
-/// netns they were, as 6.1 does once the segment has given up its route.
-fn expect_without_netns(t: &Test, open: &Connection, cause: &str, packets: u64) -> Result<()> {
-    let Some(trace) = t.trace() else {
-        return Ok(());
-    };
-    let told = || -> u64 {
-        trace.look(|so_far| {
-            let drops = so_far.drops.iter().filter(|drop| {
-                drop.cause == cause && drop.netns.is_none() && drop.src == Some(open.client.local.ip())
-            });
-            drops.map(|drop| drop.packets).sum()
-        })
-    };
-    wait_until(&format!("{packets} {cause} without netns"), || {
-        Ok(told() >= packets)
-    })?;
-    // A counter moved in the netns: it must not tell of them once more.
-    thread::sleep(Duration::from_secs(4));
-    t.expect(&[])?;
-    ensure!(
-        told() == packets,
-        "{} {cause} without netns, not {packets}",
-        told()
-    );
-    Ok(())
 }
 
 /// Checks that the drops of a cause were told by a counter, where the kernel frees such segments untraced (before 5.15).
@@ -273,7 +248,7 @@ fn zero_window(t: &Test, family: IpFamily) -> Result<Outcome> {
     let netns = &open.wire.netns;
     grown_by(netns, &before, counter, SENT)?;
     if t.kernel().hides_socket() {
-        expect_without_netns(t, &open, "tcp-zero-window", SENT)?;
+        t.expect_without_netns(open.client.local.ip(), "tcp-zero-window", SENT)?;
     } else {
         t.expect(&[Expected::dropped(netns, "tcp-zero-window", SENT)])?;
     }
@@ -332,6 +307,105 @@ fn pruned(t: &Test, family: IpFamily) -> Result<Outcome> {
     Ok(Outcome::Passed(format!(
         "OfoPruned {prunings}, sk_drops {thrown}, all in droptrace"
     )))
+}
+
+/// Segments for which there is no memory, since one socket holds more than all may: one that fits the sequence, and one
+/// ahead of a gap, for each of some connections that nobody reads.
+fn memory(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const CONNECTIONS: u16 = 3;
+    const LIMIT: u64 = 64;
+    /// More than a socket has left of the memory that it holds, which is less than a page.
+    const DATA: [u8; 8000] = [b'x'; 8000];
+    let wire = Wire::new(t, family)?;
+    let netns = &wire.netns;
+    netns.ip(&["link set wire mtu 9000"])?;
+    netns.sysctl("net.ipv4.tcp_wmem", "4096 8388608 8388608")?;
+    t.known();
+    let listener = listen(netns, wire.address(PORT), 16)?;
+    let connect = |port| -> Result<(Client, TcpStream)> {
+        let mut client = Client::new(wire.peer(port), wire.address(PORT), 1000, None);
+        client.connect(&wire.tun)?;
+        Ok((client, accept(&listener)?))
+    };
+    let (_silent, holder) = connect(2999)?;
+    hold(&holder)?;
+    let mut open = (0..CONNECTIONS)
+        .map(|number| connect(3000 + number))
+        .collect::<Result<Vec<_>>>()?;
+    for (client, _) in &mut open {
+        // One is always taken by an empty queue.
+        client.send(&wire.tun, ACK | PSH, b"first")?;
+        let (local, expected) = (client.local, client.sequence);
+        wire.tun.receive("an ACK", |packet| {
+            packet.dst == local
+                && packet
+                    .tcp
+                    .as_ref()
+                    .is_some_and(|tcp| tcp.acknowledged == expected)
+        })?;
+    }
+    let held = pages("TCP")?;
+    ensure!(
+        held > LIMIT,
+        "TCP sockets hold {held} pages, not more than {LIMIT}"
+    );
+    let restore = Restore::set(
+        "net.ipv4.tcp_mem",
+        &format!("{} {} {LIMIT}", LIMIT / 4, LIMIT / 2),
+    )?;
+    let before = Counters::read(netns)?;
+    for (client, _) in &open {
+        // The one ahead first: from 6.12 on, the other shuts the window.
+        let mut ahead = client.segment(ACK | PSH, &DATA);
+        ahead.sequence = ahead.sequence.wrapping_add(10);
+        wire.tun.send(&ahead.bytes()?)?;
+        wire.tun.send(&client.segment(ACK | PSH, &DATA).bytes()?)?;
+    }
+    let each = u64::from(CONNECTIONS);
+    for counter in ["TcpExtTCPRcvQDrop", "TcpExtTCPOFODrop"] {
+        wait_until(counter, || Ok(grown(netns, &before, counter)? >= each))?;
+        let counted = grown(netns, &before, counter)?;
+        ensure!(counted == each, "{counter} grew by {counted}, not {each}");
+    }
+    let dropped = 2 * each;
+    let told = if untraced(t) { 0 } else { dropped };
+    if told == 0 {
+        t.expect(&[])?;
+    } else if t.kernel().hides_socket() {
+        t.expect_without_netns(wire.peer(0).ip(), "tcp-memory", dropped)?;
+    } else {
+        t.expect_by_facts(&[Expected::dropped(netns, "tcp-memory", dropped)])?;
+        if let Some(seen) = t.drop(netns, "tcp-memory")? {
+            seen.goes(wire.peer(0), wire.address(PORT))?
+                .counter("TCPRcvQDrop")?
+                .owned_here()?
+                .evidence("socket", wire.address(PORT).to_string())?
+                .evidence("tcp_mem", format!("{}\t{}\t{LIMIT}", LIMIT / 4, LIMIT / 2))?
+                .has_evidence("pages")?
+                .remedy_says("net.ipv4.tcp_mem")?;
+        }
+    }
+    drop(restore);
+    drop((open, holder));
+    Ok(Outcome::Passed(format!(
+        "{held} pages held, TCPRcvQDrop {each}, TCPOFODrop {each}, droptrace {told}"
+    )))
+}
+
+/// Lets a socket hold a megabyte and more that its peer does not acknowledge. From 6.0 on each CPU keeps up to a megabyte
+/// before the host knows of it (`sk_memory_allocated_add`, include/net/sock.h).
+fn hold(holder: &TcpStream) -> Result<()> {
+    const HELD: usize = 6 << 20;
+    holder.set_nonblocking(true)?;
+    let mut written = 0;
+    while written < HELD {
+        match (&*holder).write(&[0; 16_384]) {
+            Ok(more) => written += more,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error).context("cannot fill a send buffer"),
+        }
+    }
+    Ok(())
 }
 
 /// Probes of an idle connection, which carry the last old sequence number: no loss.

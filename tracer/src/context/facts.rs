@@ -72,18 +72,17 @@ impl Gathering {
             self.miss("hz", "the coarse clock does not tell the kernel's tick");
         }
         let netns = event.header.netns;
-        if netns == 0 {
-            self.miss("netns_name", "the kernel does not say in which netns");
-            return self.miss_all(needs, "the kernel does not say in which netns");
-        }
-        if !self.shared.knows(netns)
-            && let Err(reason) = self.reply(Question::Netns(netns)).await
-        {
-            self.miss("netns_name", reason.clone());
-            return self.miss_all(needs, &reason);
-        }
         let packet = event.parse();
-        let questions = self.look(event, &packet, needs);
+        let (of_host, of_netns): (Vec<Need>, Vec<Need>) =
+            needs.iter().copied().partition(|need| need.is_of_host());
+        let mut questions = self.look_at_host(&of_host, netns, &packet);
+        let nowhere = self.nowhere(netns).await;
+        if let Some(reason) = &nowhere {
+            self.miss("netns_name", reason.clone());
+            self.miss_all(&of_netns, reason);
+        } else {
+            questions.extend(self.look(event, &packet, &of_netns));
+        }
         // All are asked before the first is waited for.
         let asked: Vec<_> = questions
             .into_iter()
@@ -95,6 +94,9 @@ impl Gathering {
         for (name, question, asked) in asked {
             let reply = self.wait(asked).await;
             self.take(name, &question, reply).await;
+        }
+        if nowhere.is_some() {
+            return;
         }
         if needs.contains(&Need::CgroupPrograms) {
             self.look_at_cgroup(event).await;
@@ -176,8 +178,6 @@ impl Gathering {
         let mut questions = Vec::new();
         let shared = self.shared.clone();
         let mut state = shared.state();
-        let of_host = needs.iter().any(|need| matches!(need, Need::HostSysctl(_)));
-        let host = of_host.then(|| state.initial_netns()).flatten();
         let Some(known) = state.namespaces.get_mut(&netns) else {
             drop(state);
             self.miss_all(needs, "the netns vanished");
@@ -244,8 +244,8 @@ impl Gathering {
                         Err(reason) => missing.push(("socket", reason)),
                     }
                 }
-                // Once the owner is known.
-                Need::Progress | Need::CgroupPrograms => {}
+                // Once the owner is known; of the host.
+                Need::Progress | Need::CgroupPrograms | Need::MemoryPages | Need::HostSysctl(_) => {}
                 Need::SourceHolder => match packet.src {
                     Some(source) => self.facts.source_holder = Some(known.addresses.holder(source)),
                     None => missing.push(("source_holder", "the packet has no source address")),
@@ -281,13 +281,6 @@ impl Gathering {
                         questions.push(("ipvs_services".to_owned(), Question::Services { netns, address }));
                     }
                     None => missing.push(("ipvs_services", "the packet has no destination address")),
-                },
-                Need::MemoryPages => match packet.protocol {
-                    Some(protocol) => questions.push((
-                        "memory_pages".to_owned(),
-                        Question::MemoryPages { netns, protocol },
-                    )),
-                    None => missing.push(("memory_pages", "the packet has no protocol")),
                 },
                 Need::Conntrack => questions.push(("conntrack".to_owned(), Question::Conntrack { netns })),
                 Need::Link => match [header.ifindex, header.iif].into_iter().find(|&index| index != 0) {
@@ -326,17 +319,48 @@ impl Gathering {
                         None => missing.push((name, "the device is not known")),
                     }
                 }
-                Need::HostSysctl(name) => match host.zip(sysctls::path(name, None)) {
-                    Some((netns, path)) => {
-                        questions.push(((*name).to_owned(), Question::Sysctl { netns, path }));
-                    }
-                    None => missing.push((name, "the initial network namespace is not known")),
-                },
             }
         }
         drop(state);
         for (name, reason) in missing {
             self.miss(name, reason);
+        }
+        questions
+    }
+
+    /// Why nothing can be asked of this netns, if so.
+    async fn nowhere(&self, netns: u32) -> Option<String> {
+        if netns == 0 {
+            Some("the kernel does not say in which netns".to_owned())
+        } else if self.shared.knows(netns) {
+            None
+        } else {
+            self.reply(Question::Netns(netns)).await.err()
+        }
+    }
+
+    /// Lists what must be asked of the whole host: it is known even where the packet's netns is not.
+    fn look_at_host(&mut self, needs: &[Need], netns: u32, packet: &Packet) -> Vec<(String, Question)> {
+        let initial = (!needs.is_empty())
+            .then(|| self.shared.state().initial_netns())
+            .flatten();
+        let mut questions = Vec::new();
+        for need in needs {
+            let name = field_of(need);
+            let question = if *need == Need::MemoryPages {
+                // Each netns shows them.
+                let netns = initial.unwrap_or(netns);
+                let question = |protocol| Question::MemoryPages { netns, protocol };
+                packet.protocol.map(question).ok_or("the packet has no protocol")
+            } else {
+                let question = |(netns, path)| Question::Sysctl { netns, path };
+                let asked = initial.zip(sysctls::path(name, None)).map(question);
+                asked.ok_or("the initial network namespace is not known")
+            };
+            match question {
+                Ok(question) => questions.push((name.to_owned(), question)),
+                Err(reason) => self.miss(name, reason),
+            }
         }
         questions
     }

@@ -96,6 +96,13 @@ pub enum Need {
     HostSysctl(&'static str),
 }
 
+impl Need {
+    /// Whether it is about the whole host, not about one netns.
+    pub const fn is_of_host(self) -> bool {
+        matches!(self, Self::MemoryPages | Self::HostSysctl(_))
+    }
+}
+
 /// A location that is every one: for the question what drops with a reason may be.
 pub(super) const ANYWHERE: &str = "*";
 

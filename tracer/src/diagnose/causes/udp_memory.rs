@@ -12,7 +12,7 @@ pub(super) static CAUSE: Cause = Cause {
     title: "UDP sockets hold as much memory as they may together",
     mechanism: "What waits in the receive buffers of all UDP sockets of the host may take as many pages as the third number of \
         net.ipv4.udp_mem says. Beyond that a datagram is dropped although its own socket has room (__udp_enqueue_schedule_skb, \
-        net/ipv4/udp.c, answers ENOBUFS; reason PROTO_MEM from 6.1 on), and MemErrors and InErrors count it; 7.x, which drops some of them \
+        net/ipv4/udp.c, answers ENOBUFS; reason PROTO_MEM from 6.1 on), and InErrors counts it, with MemErrors among them from 5.11 on; 7.x, which drops some of them \
         in a batch, does not always.",
     evidence: &[
         (
@@ -26,7 +26,7 @@ pub(super) static CAUSE: Cause = Cause {
     ],
     remedy: "Find the sockets that hold the memory: somebody does not read. If there are many and each holds little, raise net.ipv4.udp_mem.",
     counter: Some(Counter {
-        name: "UdpMemErrors or Udp6MemErrors",
+        name: "UdpMemErrors or Udp6MemErrors; UdpInErrors or Udp6InErrors before 5.11",
     }),
     benign: false,
     needs: &[
@@ -44,8 +44,14 @@ pub(super) static CAUSE: Cause = Cause {
 };
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
+    // The hook is for kernels without drop reasons, not all of which have MemErrors.
+    let (v4, v6) = if event.site == Site::UdpMemory {
+        ("UdpInErrors", "Udp6InErrors")
+    } else {
+        ("UdpMemErrors", "Udp6MemErrors")
+    };
     let mut found = Finding {
-        counter: counter_of(event.parse().dst, "UdpMemErrors", "Udp6MemErrors"),
+        counter: counter_of(event.parse().dst, v4, v6),
         ..Finding::default()
     };
     found
@@ -105,9 +111,15 @@ pub(super) mod tests {
             assert_eq!(drop.cause, "udp-memory");
             assert_eq!(drop.evidence["pages"], 4);
             assert_eq!(drop.evidence["udp_mem"], "1\t2\t3");
-            assert_eq!(drop.counter.as_deref(), Some("UdpMemErrors"));
             let six = at(kernel, "[fd00::9]:4000", "[fd00::1]:53").label();
-            assert_eq!(six.counter.as_deref(), Some("Udp6MemErrors"));
+            let counters = if kernel == V5_10 {
+                ["UdpInErrors", "Udp6InErrors"]
+            } else {
+                ["UdpMemErrors", "Udp6MemErrors"]
+            };
+            for (drop, counter) in [drop, six].into_iter().zip(counters) {
+                assert_eq!(drop.counter.as_deref(), Some(counter));
+            }
         }
     }
 }
