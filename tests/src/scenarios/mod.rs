@@ -94,6 +94,8 @@ impl Wire {
 
 #[cfg(test)]
 mod tests {
+    use droptrace::diagnose::{Family, UNPROVOKED, catalogue, cause_by_slug};
+
     use super::*;
 
     #[test]
@@ -104,6 +106,26 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), count);
         assert!(names.iter().all(|name| name.len() < 200));
+    }
+
+    #[test]
+    fn every_loss_is_provoked_or_said_not_to_be() {
+        let losses = catalogue()
+            .iter()
+            .filter(|cause| !cause.benign && cause.family != Family::Other);
+        for cause in losses {
+            let provoked = all().iter().any(|scenario| {
+                let rest = scenario.name.strip_prefix(cause.slug);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+            });
+            let said = UNPROVOKED.iter().any(|(slug, _)| *slug == cause.slug);
+            assert!(
+                provoked != said,
+                "{}: provoked: {provoked}, said not to be: {said}",
+                cause.slug
+            );
+        }
+        assert!(UNPROVOKED.iter().all(|(slug, _)| cause_by_slug(slug).is_some()));
     }
 
     #[test]

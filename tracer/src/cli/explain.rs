@@ -12,7 +12,7 @@ use anyhow::Context;
 
 use super::{args::ExplainArgs, problem::Problem, suggest};
 use crate::diagnose::{
-    Cause, Family, Topic, catalogue, cause_by_slug,
+    Cause, Family, Topic, UNPROVOKED, catalogue, cause_by_slug,
     reasons::{KERNELS, causes_of},
     topic_by_slug, topics,
 };
@@ -191,6 +191,13 @@ fn page(cause: &Cause) -> String {
         .counter
         .map_or_else(|| "None.".to_owned(), |counter| format!("`{}`", counter.name));
     let _ = write!(page, "\n## Counter\n\n{counter}\n");
+    if let Some((_, why)) = UNPROVOKED.iter().find(|(slug, _)| *slug == cause.slug) {
+        let _ = write!(
+            page,
+            "\n## Proof\n\nThis cause rests on unit tests from events in the shape of each kernel; no scenario provokes it: {}.\n",
+            markdown(why)
+        );
+    }
     page
 }
 

@@ -17,6 +17,7 @@ pub use catalogue::{
     Cause, CountedBy, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify,
     diagnose, join_misdelivered,
 };
+pub use causes::UNPROVOKED;
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
     Action, AddressHolder, BpfProgram, CgroupPrograms, ConntrackUsage, CpuLimit, Facts, Filter,
