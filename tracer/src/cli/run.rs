@@ -302,23 +302,34 @@ impl<'a> Run<'a> {
 
     /// Takes drops that no hook saw, and that a counter alone proves.
     fn take_proven(&mut self) -> Result<()> {
-        let moves = self.context.counter_moves();
-        if moves.is_empty() || !counts_all(&self.options.scope) {
+        let (moves, missed) = (self.context.counter_moves(), self.context.missed());
+        if !counts_all(&self.options.scope) {
+            return Ok(());
+        }
+        for missed in missed {
+            self.take_told(proof::missed(&missed, context::monotonic_ns()), missed.frames);
+        }
+        if moves.is_empty() {
             return Ok(());
         }
         // Counters first: what is dropped meanwhile is seen rather than proven.
         let tallied = self.ledger.tallied(&self.reader.read()?);
         for found in self.prover.prove(&moves, &tallied, context::monotonic_ns()) {
-            let mut facts = Facts::default();
-            self.name(&found.event, &mut facts);
-            let signature = Signature::of_event(&found.event, &facts);
-            let cause = classify(&signature);
-            let verdict = (cause.verdict)(&signature);
-            self.ledger
-                .told_by_counter(cause.slug, verdict, found.event.header.netns, found.packets);
-            self.take(found.event);
+            self.take_told(found.event, found.packets);
         }
         Ok(())
+    }
+
+    /// Takes packets that a counter told.
+    fn take_told(&mut self, event: RawEvent, packets: u64) {
+        let mut facts = Facts::default();
+        self.name(&event, &mut facts);
+        let signature = Signature::of_event(&event, &facts);
+        let cause = classify(&signature);
+        let verdict = (cause.verdict)(&signature);
+        self.ledger
+            .told_by_counter(cause.slug, verdict, event.header.netns, packets);
+        self.take(event);
     }
 
     /// Starts to gather an event's facts, unless nobody wants to see it.

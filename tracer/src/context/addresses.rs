@@ -9,7 +9,7 @@ use std::{
 
 use droptrace_common::{Address, AddressValue, address_flags};
 
-use super::netlink::{Message, Netlink, address, attributes, put, text, word};
+use super::netlink::{Message, Netlink, address, attributes, half, put, text, word};
 use crate::diagnose::AddressHolder;
 
 /// Groups of a subscription that keeps [`Addresses`] current: links, and routes, among which the kernel
@@ -35,6 +35,9 @@ pub(super) struct Device {
     pub(super) kind: Option<String>,
     /// Bytes that fit into a packet.
     pub(super) mtu: Option<u32>,
+    loopback: bool,
+    /// Index of the device that it is a part of, as of a bridge.
+    master: Option<u32>,
 }
 
 /// What a message of the subscription meant.
@@ -156,10 +159,13 @@ impl Addresses {
             name: String::new(),
             kind: None,
             mtu: None,
+            loopback: half(body, 2) == Some(libc::ARPHRD_LOOPBACK),
+            master: None,
         };
         for (attribute, value) in attributes(body, IFINFOMSG) {
             match attribute {
                 libc::IFLA_IFNAME => device.name = text(value),
+                libc::IFLA_MASTER => device.master = word(value, 0),
                 libc::IFLA_MTU => device.mtu = word(value, 0),
                 libc::IFLA_LINKINFO => {
                     device.kind = attributes(value, 0)
@@ -189,6 +195,16 @@ impl Addresses {
     /// All devices.
     pub(super) fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.values()
+    }
+
+    /// Indexes of the network cards: devices that no command made (those have a kind), other than loopback, and than those
+    /// that add to their own counters what their parts count, as `hv_netvsc` and `net_failover` do.
+    pub(super) fn cards(&self) -> Vec<u32> {
+        let has_parts = |index| self.devices.values().any(|device| device.master == Some(index));
+        let is_card = |index, device: &Device| device.kind.is_none() && !device.loopback && !has_parts(index);
+        let all = self.devices.iter();
+        all.filter_map(|(index, device)| is_card(*index, device).then_some(*index))
+            .collect()
     }
 
     /// The device that holds an address, by the longest prefix.

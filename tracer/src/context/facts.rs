@@ -287,6 +287,13 @@ impl Gathering {
                     Some(index) => questions.push(("link".to_owned(), Question::Link { netns, index })),
                     None => missing.push(("link", "the device is not known")),
                 },
+                Need::Nic => questions.push((
+                    "nic".to_owned(),
+                    Question::Nic {
+                        netns,
+                        index: header.ifindex,
+                    },
+                )),
                 Need::NeighbourTable => match packet.dst {
                     Some(to) => {
                         let family = super::netlink::family(to);
@@ -392,6 +399,7 @@ impl Gathering {
             Ok(Answer::Services(services)) => self.facts.ipvs_services = Some(services),
             Ok(Answer::Conntrack(usage)) => self.facts.conntrack = Some(usage),
             Ok(Answer::Link(link)) => self.facts.link = Some(*link),
+            Ok(Answer::Nic(nic)) => self.facts.nic = Some(nic),
             Ok(Answer::NeighbourTable(table)) => self.facts.neighbour_table = Some(table),
             Ok(Answer::Sysctl(value)) => {
                 self.facts.sysctls.insert(name, value);
@@ -501,6 +509,7 @@ const fn field_of(need: &Need) -> &'static str {
         Need::Conntrack => "conntrack",
         Need::MemoryPages => "memory_pages",
         Need::Link => "link",
+        Need::Nic => "nic",
         Need::NeighbourTable => "neighbour_table",
         Need::Queues => "queues",
         Need::Rules => "rules",

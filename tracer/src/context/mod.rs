@@ -21,6 +21,7 @@ mod links;
 mod memory;
 mod netlink;
 mod netns;
+mod nic;
 mod processes;
 mod progress;
 mod publish;
@@ -54,6 +55,7 @@ use std::{
 pub use clock::monotonic_ns;
 pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
+pub use nic::Missed;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 pub use sets::{NoSets, Sets};
 pub use suspects::{CounterMoves, Suspect};
@@ -298,6 +300,12 @@ impl Context {
     /// reading is given once.
     pub fn counter_moves(&self) -> BTreeMap<u32, CounterMoves> {
         std::mem::take(&mut self.inner.shared.state().counter_moves)
+    }
+
+    /// What network cards of the namespaces in scope had no room for since it was last asked, or since
+    /// questions about sockets are near. After [`Self::counters_moved`] it is of that moment.
+    pub fn missed(&self) -> Vec<Missed> {
+        std::mem::take(&mut self.inner.shared.state().missed)
     }
 
     /// What context could not do, and its effect: subject → reason.

@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 use super::{cgroups::Cgroup, progress::Blocked, sockets::Local};
 use crate::diagnose::{
-    CgroupPrograms, ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, NfQueue, Owner, Progress,
-    RouteAnswer,
+    CgroupPrograms, ConntrackUsage, IpvsService, Link, Listener, NeighbourTable, NfQueue, Nic, Owner,
+    Progress, RouteAnswer,
 };
 
 /// Answers kept; beyond that the stale ones, and if need be all, are forgotten.
@@ -66,6 +66,8 @@ pub(super) enum Question {
     Conntrack { netns: u32 },
     /// What stands between the stack and a device?
     Link { netns: u32, index: u32 },
+    /// How is a network card set up?
+    Nic { netns: u32, index: u32 },
     /// How full is the table of neighbours of a family?
     NeighbourTable { netns: u32, family: u8 },
     /// Which queues take packets for programs?
@@ -87,6 +89,7 @@ impl Question {
             Self::Conntrack { .. }
             | Self::MemoryPages { .. }
             | Self::Link { .. }
+            | Self::Nic { .. }
             | Self::NeighbourTable { .. }
             | Self::Queues { .. } => Duration::from_millis(200),
             Self::Throttled { .. } | Self::Blocked { .. } => Duration::from_millis(50),
@@ -113,6 +116,7 @@ pub(super) enum Answer {
     Services(Vec<IpvsService>),
     Conntrack(ConntrackUsage),
     Link(Box<Link>),
+    Nic(Nic),
     NeighbourTable(NeighbourTable),
     MemoryPages(u64),
     Sysctl(String),

@@ -18,6 +18,7 @@ use super::{
     addresses::Addresses,
     ipvs::Service,
     netns::Discovery,
+    nic::Missed,
     questions::{Asked, Question, Questions, Reply},
     suspects::CounterMoves,
     witness::Witness,
@@ -55,6 +56,8 @@ pub(super) struct State {
     /// Who waits for the counters of all namespaces.
     /// Counters that moved, by netns, as last read and not yet taken.
     pub(super) counter_moves: BTreeMap<u32, CounterMoves>,
+    /// What network cards had no room for, not yet taken.
+    pub(super) missed: Vec<Missed>,
     pub(super) counters_wanted: Vec<oneshot::Sender<BTreeMap<u32, Moved>>>,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
     /// Asked by events, to be answered by the worker.

@@ -28,6 +28,7 @@ use super::{
     ipvs::{self, Ipvs},
     netlink::{Message, Netlink},
     netns::{self, Found},
+    nic::{self, Missed},
     publish::Publisher,
     routes, sockets,
     state::{Flow, Namespace, Shared},
@@ -70,6 +71,8 @@ struct Watched {
     counters: Moved,
     /// Those that alone prove a cause.
     followed: Followed,
+    /// What its network cards had no room for.
+    cards: nic::Followed,
     /// When its rules may be read again.
     rules_due: Instant,
     /// Someone waits for that.
@@ -329,6 +332,7 @@ impl Worker {
                 connecting: BTreeMap::new(),
                 followed: Followed::new(self.serial, counters::proofs_of(&counters)),
                 counters,
+                cards: nic::Followed::default(),
                 rules_due: Instant::now(),
                 rules_wanted: false,
             },
@@ -556,6 +560,7 @@ impl Worker {
             let Ok(mut visit) = self.visit(netns) else {
                 continue;
             };
+            self.look_at_cards(netns, &mut visit);
             let now = counters::read();
             if let Some(watched) = self.watched.get_mut(&netns) {
                 moved.insert(netns, counters::moved(&watched.counters, &now));
@@ -576,15 +581,35 @@ impl Worker {
         }
     }
 
+    /// Tells what the network cards of a netns had no room for since they were last read.
+    fn look_at_cards(&mut self, netns: u32, visit: &mut Visit) {
+        let missed = self.read_cards(netns, visit);
+        self.shared.state().missed.extend(missed);
+    }
+
+    fn read_cards(&mut self, netns: u32, visit: &mut Visit) -> Vec<Missed> {
+        let known = self.shared.state();
+        let cards = known.namespaces.get(&netns).map(|known| known.addresses.cards());
+        drop(known);
+        let cards = cards.filter(|cards| !cards.is_empty());
+        match (cards, visit.route(), self.watched.get_mut(&netns)) {
+            (Some(cards), Ok(route), Some(watched)) => watched.cards.take(netns, route, &cards),
+            _ => Vec::new(),
+        }
+    }
+
     /// Counts from now on what only counters tell: hooks see what comes from now on.
     fn follow_from_now(&mut self) {
         for netns in self.watched_in_scope() {
-            if self.visit(netns).is_ok()
-                && let Some(watched) = self.watched.get_mut(&netns)
-            {
+            let Ok(mut visit) = self.visit(netns) else {
+                continue;
+            };
+            self.read_cards(netns, &mut visit);
+            if let Some(watched) = self.watched.get_mut(&netns) {
                 watched.followed.restart(counters::proofs(&counters::netstat()));
             }
         }
+        self.shared.state().missed.clear();
         self.go_home();
     }
 
@@ -595,6 +620,7 @@ impl Worker {
             let Ok(mut visit) = self.visit(netns) else {
                 continue;
             };
+            self.look_at_cards(netns, &mut visit);
             let netstat = counters::netstat();
             let Some(watched) = self.watched.get_mut(&netns) else {
                 continue;

@@ -87,6 +87,8 @@ pub enum Need {
     Queues,
     /// [`Facts::link`]: the device that the packet is on.
     Link,
+    /// [`Facts::nic`].
+    Nic,
     /// [`Facts::neighbour_table`].
     NeighbourTable,
     /// [`Facts::sysctls`]: this name; `{device}` stands for the device that the packet came by, else for the one that it

@@ -8,7 +8,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Rules;
+use super::{MISSED, Rules};
 
 /// All that a rule may know beyond the event. What could not be had is absent,
 /// with the reason in `missing` under the field's name.
@@ -59,6 +59,9 @@ pub struct Facts {
     /// What stands between the stack and the device that the packet is on.
     #[serde(default)]
     pub link: Option<Link>,
+    /// How the device is set up that the packet came by, and what it had no room for.
+    #[serde(default)]
+    pub nic: Option<Nic>,
     /// Fill of the table of neighbours of the packet's family.
     #[serde(default)]
     pub neighbour_table: Option<NeighbourTable>,
@@ -251,6 +254,23 @@ pub struct Link {
     pub filters: Vec<Filter>,
     /// Program that sees each packet that it receives.
     pub xdp: Option<Xdp>,
+}
+
+/// A network card, as its driver tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    /// What each of [`MISSED`] says.
+    pub missed: [u64; MISSED.len()],
+    /// Name of the driver.
+    pub driver: Option<String>,
+    /// Frames for which a receive queue has buffers.
+    pub ring: Option<u32>,
+    /// As many as it can have.
+    pub ring_max: Option<u32>,
+    /// Receive queues.
+    pub queues: Option<u32>,
+    /// How often CPUs of the host stopped to take frames out of rings though there were more, since boot.
+    pub squeezed: Option<u64>,
 }
 
 /// A queueing discipline.

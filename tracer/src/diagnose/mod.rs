@@ -21,12 +21,13 @@ pub use causes::UNPROVOKED;
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
 pub use facts::{
     Action, AddressHolder, BpfProgram, CgroupPrograms, ConntrackUsage, CpuLimit, Facts, Filter,
-    IpvsDestination, IpvsService, Link, Listener, NeighbourTable, NfQueue, Owner, Progress, Qdisc,
+    IpvsDestination, IpvsService, Link, Listener, NeighbourTable, NfQueue, Nic, Owner, Progress, Qdisc,
     RouteAnswer, Side, SocketMemory, Xdp,
 };
 pub use netfilter::{BaseChain, Ending, HookPoint, HookPoints, Rule, RuleEnd, Rules};
 pub use reconcile::{
-    Moved, PROOFS, Proof, Reconciled, Tallied, WITNESSES, Witness, counter_names, perhaps, reconcile,
+    MISSED, Moved, PROOFS, Proof, Reconciled, Tallied, WITNESSES, Witness, counter_names, perhaps, proving,
+    reconcile,
 };
 pub use record::{
     CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Record, Remedy,

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use droptrace_common::{EventHeader, FieldId, Site};
 
 use crate::{
-    context::{CounterMoves, Suspect},
-    diagnose::{PROOFS, Proof, RawEvent, Tallied},
+    context::{CounterMoves, Missed, Suspect},
+    diagnose::{PROOFS, Proof, RawEvent, Tallied, proving},
 };
 
 /// Suspects that an event can name.
@@ -22,7 +22,7 @@ pub struct Prover {
 /// Drops of one cause in one netns that only a counter tells.
 #[derive(Debug)]
 pub struct Proven {
-    /// As hooks would have sent it, with [`Site::Counter`] and, as its reason, the place in [`PROOFS`], from 1 on.
+    /// As hooks would have sent it, with [`Site::Counter`] and, as its reason, the place among [`proving`] counters, from 1 on.
     pub event: RawEvent,
     /// The cause, by its counter.
     pub proof: &'static Proof,
@@ -46,7 +46,7 @@ impl Prover {
                 *serial = moves.serial;
                 told.clear();
             }
-            for (index, proof) in PROOFS.iter().enumerate() {
+            for proof in PROOFS {
                 let told = told.entry(proof.cause).or_default();
                 let seen = proof.seen(*netns, tallied) + *told;
                 let packets = proof.moved(&moves.moved).saturating_sub(seen);
@@ -54,7 +54,7 @@ impl Prover {
                     *told += packets;
                     let suspects = moves.suspects.iter().filter(|each| each.cause == proof.cause);
                     found.push(Proven {
-                        event: event(*netns, index as u32 + 1, packets, now_ns, suspects),
+                        event: event(header(*netns, proof.counter(), packets, now_ns), suspects),
                         proof,
                         packets,
                     });
@@ -65,27 +65,35 @@ impl Prover {
     }
 }
 
+/// Frames that a network card had no room for, as hooks would have sent it if one saw them.
+pub fn missed(missed: &Missed, now_ns: u64) -> RawEvent {
+    let header = EventHeader {
+        iif: missed.ifindex,
+        ifindex: missed.ifindex,
+        ..header(missed.netns, missed.counter, missed.frames, now_ns)
+    };
+    RawEvent::new(header, &[], &[])
+}
+
 /// The counter whose place an event of [`Site::Counter`] bears as its reason.
 pub fn counter_of(event: &RawEvent) -> Option<&'static str> {
     let index = (event.header.reason as usize).checked_sub(1)?;
-    (event.site == Site::Counter).then(|| PROOFS.get(index).map(Proof::counter))?
+    (event.site == Site::Counter).then(|| proving().nth(index))?
 }
 
-fn event<'a>(
-    netns: u32,
-    reason: u32,
-    packets: u64,
-    now_ns: u64,
-    suspects: impl Iterator<Item = &'a Suspect>,
-) -> RawEvent {
-    let header = EventHeader {
+fn header(netns: u32, counter: &str, packets: u64, now_ns: u64) -> EventHeader {
+    let place = proving().position(|each| each == counter);
+    EventHeader {
         site: Site::Counter as u16,
         ktime_ns: now_ns,
         netns,
-        reason,
+        reason: place.map_or(0, |place| place as u32 + 1),
         skipped: u32::try_from(packets - 1).unwrap_or(u32::MAX),
         ..EventHeader::default()
-    };
+    }
+}
+
+fn event<'a>(header: EventHeader, suspects: impl Iterator<Item = &'a Suspect>) -> RawEvent {
     let fields: Vec<(FieldId, u64)> = suspects
         .take(SUSPECTS)
         .flat_map(|suspect| {
@@ -154,6 +162,21 @@ mod tests {
         // Told once; the next only what is new.
         assert!(prover.prove(&moves(1, 10), &seen(4), 6).is_empty());
         assert_eq!(prover.prove(&moves(1, 12), &seen(4), 6)[0].packets, 2);
+    }
+
+    #[test]
+    fn a_card_is_named_with_its_counter() {
+        let frames = Missed {
+            netns: 7,
+            ifindex: 2,
+            counter: "rx_fifo_errors",
+            frames: 12,
+        };
+        let event = missed(&frames, 5);
+        assert_eq!(counter_of(&event), Some("rx_fifo_errors"));
+        let header = &event.header;
+        assert_eq!((header.netns, header.ifindex, header.iif), (7, 2, 2));
+        assert_eq!(header.skipped, 11);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::{
     context::{
         cgroups, datagrams,
         ipvs::{self, Ipvs},
-        links, memory, progress,
+        links, memory, nic, progress,
         questions::{Answer, Question, Reply},
         routes, rulesets, sockets, sysctls,
     },
@@ -200,6 +200,7 @@ impl Worker {
             Question::Link { index, .. } => links::read(visit.route()?, *index)
                 .map(|link| Answer::Link(Box::new(link)))
                 .map_err(words),
+            Question::Nic { index, .. } => nic::read(visit.route()?, *index).map(Answer::Nic).map_err(words),
             Question::NeighbourTable { family, .. } => links::neighbour_table(visit.route()?, *family)
                 .map(Answer::NeighbourTable)
                 .map_err(words),
@@ -238,6 +239,7 @@ const fn netns_of(question: &Question) -> u32 {
         | Question::Services { netns, .. }
         | Question::Conntrack { netns }
         | Question::Link { netns, .. }
+        | Question::Nic { netns, .. }
         | Question::NeighbourTable { netns, .. }
         | Question::Queues { netns }
         | Question::Rulesets { netns }

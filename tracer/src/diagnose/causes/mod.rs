@@ -35,6 +35,7 @@ mod netfilter;
 mod netfilter_reject;
 mod netfilter_rule;
 mod nfqueue;
+mod nic_rx_missed;
 mod no_route;
 mod no_socket;
 mod not_forwarding;
@@ -140,6 +141,7 @@ pub(super) static ALL: &[&Cause] = &[
     &qdisc_policy::CAUSE,
     &qdisc_full::CAUSE,
     &cpu_backlog_full::CAUSE,
+    &nic_rx_missed::CAUSE,
     &device_tx_drop::CAUSE,
     &tc_program::CAUSE,
     &xdp_program::CAUSE,
@@ -166,10 +168,16 @@ pub(super) static ALL: &[&Cause] = &[
 ];
 
 /// Causes that no scenario provokes, and why: they rest on unit tests from events in the shape of each kernel.
-pub const UNPROVOKED: &[(&str, &str)] = &[(
-    "tcp-ao",
-    "of the kernels that the tests boot only 7.x is built with TCP-AO, and no scenario sets its keys yet",
-)];
+pub const UNPROVOKED: &[(&str, &str)] = &[
+    (
+        "nic-rx-missed",
+        "the emulated guests of the tests have no network card",
+    ),
+    (
+        "tcp-ao",
+        "of the kernels that the tests boot only 7.x is built with TCP-AO, and no scenario sets its keys yet",
+    ),
+];
 
 pub(super) use ipvs_timewait_reuse::CAUSE as IPVS_TIMEWAIT_REUSE;
 pub(super) use netfilter::settled_site;
