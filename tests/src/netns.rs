@@ -261,13 +261,6 @@ pub fn has_module(module: &str) -> bool {
     modprobe(module).is_ok()
 }
 
-/// Whether the running kernel, or a module that is loaded, has a symbol of this name.
-pub fn has_symbol(name: &str) -> Result<bool> {
-    let text = fs::read_to_string("/proc/kallsyms").context("cannot read /proc/kallsyms")?;
-    let named = |line: &str| line.split_whitespace().nth(2) == Some(name);
-    Ok(text.lines().any(named))
-}
-
 /// Checks that this runs as root in a guest, where it may do as it likes.
 pub fn ensure_guest() -> Result<()> {
     ensure!(nix::unistd::geteuid().is_root(), "scenarios need root");
