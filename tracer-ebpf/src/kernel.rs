@@ -143,17 +143,15 @@ pub(crate) fn number(base: u64, entry: u32) -> Option<u64> {
 /// the compiler touch the value that a `None` does not have.
 #[inline(always)]
 pub(crate) fn number_or_zero(base: u64, entry: u32) -> u64 {
-    if !has(entry) {
+    let (size, mut value) = (entry >> 16, 0_u64);
+    if !has(entry) || size > size_of_val(&value) as u32 {
         return 0;
     }
     let address = base + offset(entry);
-    match entry >> 16 {
-        1 => u64::from(read::<u8>(address)),
-        2 => u64::from(read::<u16>(address)),
-        4 => u64::from(read::<u32>(address)),
-        8 => read::<u64>(address),
-        _ => 0,
-    }
+    // SAFETY: the helper checks the address; the first bytes of `value`, as many as the number has, are its lowest, for
+    // BPF has the byte order of the machines that droptrace knows.
+    unsafe { bpf_probe_read_kernel((&raw mut value).cast(), size, address as *const _) };
+    value
 }
 
 /// Reads a bit field of `width` bits.
