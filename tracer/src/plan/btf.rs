@@ -46,8 +46,8 @@ pub enum BtfError {
 /// The types of the kernel, or of one of its modules, as far as somebody asks for them.
 pub struct Types {
     btf: Btf,
-    /// All names of the kernel proper, which those of a module continue.
-    strings: Vec<u8>,
+    /// The file of the kernel proper, whose names those of a module continue.
+    kernel: Option<Mmap>,
     ids: Ids,
     enumerators: Enumerators,
 }
@@ -108,14 +108,20 @@ impl Types {
         // Parsing all types costs 70 ms and more; mapped, only what is asked for is parsed.
         let btf = Btf::from_file_with_backend(format!("/proc/self/fd/{}", file.as_raw_fd()), Backend::Mmap)
             .map_err(|error| malformed(path, error))?;
-        Self::index(btf, &bytes, &[], wanted, path)
+        let types = Self::index(btf, &bytes, &[], wanted, path)?;
+        Ok(Self {
+            kernel: Some(bytes),
+            ..types
+        })
     }
 
     /// Reads the split BTF of a module, which continues this one.
     pub fn read_module(&self, path: &Path, wanted: &Wanted) -> Result<Self, BtfError> {
         let bytes = read(path)?;
         let btf = Btf::from_split_bytes(&bytes, &self.btf).map_err(|error| malformed(path, error))?;
-        Self::index(btf, &bytes, &self.strings, wanted, path)
+        let kernel = self.kernel.as_deref().and_then(Raw::new);
+        let names = kernel.map_or(&[][..], |kernel| kernel.strings());
+        Self::index(btf, &bytes, names, wanted, path)
     }
 
     fn index(
@@ -126,23 +132,14 @@ impl Types {
         path: &Path,
     ) -> Result<Self, BtfError> {
         let first = btf.split().map_or(1, |split| split.type_id_range().0);
-        let raw = Raw::new(bytes);
-        let found = raw
-            .as_ref()
-            .and_then(|raw| raw.find(&wanted.0, first, base_strings));
-        let (Some(raw), Some((ids, enumerators))) = (raw, found) else {
+        let found = Raw::new(bytes).and_then(|raw| raw.find(&wanted.0, first, base_strings));
+        let Some((ids, enumerators)) = found else {
             let error = btf_rs::Error::Format("a type of unknown kind".to_owned());
             return Err(malformed(path, error));
         };
-        // Only the kernel's own names are continued: those of a module need not be kept.
-        let strings = if base_strings.is_empty() {
-            raw.strings().to_vec()
-        } else {
-            Vec::new()
-        };
         Ok(Self {
             btf,
-            strings,
+            kernel: None,
             ids,
             enumerators,
         })
