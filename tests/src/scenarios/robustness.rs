@@ -18,7 +18,9 @@ use droptrace::{
     plan::{HOOKS, Reasons, Target},
 };
 use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
     mount::{MsFlags, mount},
+    pty::{Winsize, openpty},
     sched::{CloneFlags, unshare},
     sys::signal::Signal,
 };
@@ -47,6 +49,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         .alone()
         .family(),
     Scenario::new("bad-input", bad_input).alone(),
+    Scenario::new("terminal-gone-leaves-nothing", terminal_gone).alone(),
 ];
 
 const NO_DROPTRACE: &str = "needs droptrace";
@@ -447,6 +450,45 @@ fn interrupt_leaves_nothing(t: &Test) -> Result<Outcome> {
     Ok(Outcome::Passed(
         "exit status 0, a summary, nothing left".to_owned(),
     ))
+}
+
+/// The full-screen view ends with its terminal, also where no signal tells of that.
+fn terminal_gone(t: &Test) -> Result<Outcome> {
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped(NO_DROPTRACE.to_owned()));
+    }
+    let before = settled_bpf_objects()?;
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: 80,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let terminal = openpty(Some(&size), None)?;
+    for end in [&terminal.master, &terminal.slave] {
+        fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    }
+    let side = || -> Result<Stdio> { Ok(terminal.slave.try_clone()?.into()) };
+    let mut view = Command::new(PROGRAM)
+        .arg("live")
+        .env("TERM", "xterm")
+        .stdin(side()?)
+        .stdout(side()?)
+        .stderr(side()?)
+        .spawn()?;
+    let drawn = File::from(terminal.master.try_clone()?).read(&mut [0; 64]);
+    drop(terminal);
+    let ended = wait_until("the view to end", || Ok(view.try_wait()?.is_some()));
+    if ended.is_err() {
+        view.kill()?;
+        view.wait()?;
+    }
+    ended?;
+    ensure!(drawn? > 0, "nothing was drawn");
+    let status = view.wait()?;
+    ensure!(status.code().is_some(), "it ended with {status}");
+    nothing_left(&before)?;
+    Ok(Outcome::Passed("it ended, nothing left".to_owned()))
 }
 
 /// What names a drop in `live` and `show` alike.

@@ -7,7 +7,9 @@ mod state;
 mod view;
 
 use std::{
-    io::{self, Write, stdout},
+    fs::File,
+    io::{self, IsTerminal as _, Stdin, Write, stdin, stdout},
+    os::fd::AsFd as _,
     panic,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -18,6 +20,10 @@ use std::{
 };
 
 use crossterm::event::{self, Event as TerminalEvent};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 use ratatui::DefaultTerminal;
 use tokio::sync::Notify;
 
@@ -32,12 +38,15 @@ use crate::diagnose::Record;
 const FRAME: Duration = Duration::from_millis(100);
 /// The clock in the header moves on this often, even when nothing comes.
 const CLOCK: Duration = Duration::from_secs(1);
+/// Longer than the thread takes to end, unless its terminal takes nothing more.
+const HANGS: Duration = Duration::from_secs(2);
 /// Name of the thread that draws.
 const THREAD: &str = "droptrace-tui";
 
 /// The full-screen view, as a sink. Dropping it gives the terminal back.
 pub struct Tui {
     shared: Arc<Shared>,
+    keyboard: Keyboard,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -61,7 +70,8 @@ impl Shared {
     /// Gives the terminal back, once.
     fn give_back(&self) {
         if !self.given_back.swap(true, Ordering::Relaxed) {
-            ratatui::restore();
+            // A terminal that is gone takes nothing back.
+            let _ = ratatui::try_restore();
         }
     }
 }
@@ -92,14 +102,20 @@ impl Tui {
             given_back: AtomicBool::new(false),
             quit: quit.clone(),
         });
+        let keyboard = Keyboard::open()?;
         // Its panic hook gives the terminal back, whichever thread panics.
-        let terminal = ratatui::try_init()?;
+        let mut terminal = ratatui::try_init()?;
         stop_before_panic_is_told(shared.clone());
         let thread = thread::Builder::new().name(THREAD.to_owned()).spawn({
             let shared = shared.clone();
             move || {
                 let _told = TellQuit(shared.quit.clone());
-                draw_until_stopped(&shared, terminal)
+                let result = draw_until_stopped(&shared, &mut terminal);
+                if terminal.show_cursor().is_err() {
+                    // Dropping it would try again, and panic where standard error is the same dead terminal.
+                    std::mem::forget(terminal);
+                }
+                result
             }
         });
         let thread = match thread {
@@ -111,17 +127,28 @@ impl Tui {
         };
         let tui = Self {
             shared,
+            keyboard,
             thread: Some(thread),
         };
         Ok((tui, quit))
     }
 
-    /// Ends the thread and gives the terminal back; the error is the thread's.
+    /// Ends the thread and gives the terminal back; the error is the thread's. One that hangs on its terminal is left.
     fn stop(&mut self) -> io::Result<()> {
         let Some(thread) = self.thread.take() else {
             return Ok(());
         };
         self.shared.stop.store(true, Ordering::Relaxed);
+        let asked = Instant::now();
+        while !thread.is_finished() {
+            if asked.elapsed() > HANGS {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the terminal takes nothing more",
+                ));
+            }
+            thread::sleep(FRAME / 10);
+        }
         let result = thread
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the full-screen view panicked")));
@@ -154,7 +181,8 @@ impl Sink for Tui {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.stop()?;
         }
-        Ok(())
+        // The thread may have met a terminal that went away just before it read keys.
+        self.keyboard.wait(Duration::ZERO)
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -175,9 +203,49 @@ impl Drop for Tui {
     }
 }
 
-fn draw_until_stopped(shared: &Shared, mut terminal: DefaultTerminal) -> io::Result<()> {
+/// What keys come from. crossterm reads on for ever from a terminal that is gone, so that has to be noticed before.
+enum Keyboard {
+    Input(Stdin),
+    Terminal(File),
+}
+
+impl Keyboard {
+    /// Where crossterm reads keys.
+    fn open() -> io::Result<Self> {
+        let input = stdin();
+        if input.is_terminal() {
+            return Ok(Self::Input(input));
+        }
+        File::open("/dev/tty").map(Self::Terminal)
+    }
+
+    /// Waits for a key, at most this long. The error says that the terminal is gone.
+    fn wait(&self, longest: Duration) -> io::Result<()> {
+        let fd = match self {
+            Self::Input(input) => input.as_fd(),
+            Self::Terminal(file) => file.as_fd(),
+        };
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        match poll(
+            &mut fds,
+            PollTimeout::try_from(longest).unwrap_or(PollTimeout::MAX),
+        ) {
+            // A signal; whoever waits here comes again.
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        if fds[0].revents().is_some_and(|told| told.intersects(gone)) {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the terminal is gone"));
+        }
+        Ok(())
+    }
+}
+
+fn draw_until_stopped(shared: &Shared, terminal: &mut DefaultTerminal) -> io::Result<()> {
     let started = Instant::now();
     let theme = Theme::from_environment();
+    let keyboard = Keyboard::open()?;
     let mut drawn: Option<Instant> = None;
     while !shared.stop.load(Ordering::Relaxed) {
         let since = drawn.map_or(CLOCK, |drawn| drawn.elapsed());
@@ -186,7 +254,8 @@ fn draw_until_stopped(shared: &Shared, mut terminal: DefaultTerminal) -> io::Res
         } else {
             FRAME
         };
-        if event::poll(wait)? {
+        keyboard.wait(wait)?;
+        while event::poll(Duration::ZERO)? {
             match event::read()? {
                 TerminalEvent::Key(key) => {
                     if shared.state().key(key) == Action::Quit {
