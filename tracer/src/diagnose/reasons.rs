@@ -22,6 +22,60 @@ pub const KERNELS: [(&str, &str); 3] = [
 /// The causes that a drop with this reason may be, by its place and packet, in the order in which they are asked. Empty: it
 /// keeps the kernel's own word.
 pub fn causes_of(reason: &str) -> Vec<&'static Cause> {
+    let is = |cause: &&Cause| {
+        kinds_of_packets().any(|bits| {
+            [None, Some(ANYWHERE)].into_iter().any(|location| {
+                let matches = |reason| {
+                    (cause.matches)(&Signature {
+                        site: Site::Free,
+                        reason: Some(reason),
+                        location,
+                        bits,
+                    })
+                };
+                // A rule that takes any reason does not rest on this one.
+                matches(reason) && !matches("of no kernel")
+            })
+        })
+    };
+    catalogue()
+        .iter()
+        .copied()
+        .filter(|cause| **cause != KERNEL_REASON && **cause != UNKNOWN)
+        .filter(is)
+        .collect()
+}
+
+/// The causes of which some drops are told by the place of the free alone, on a kernel with these reasons.
+pub fn told_by_place(reasons: &[&str]) -> Vec<&'static Cause> {
+    let without = reasons.is_empty().then_some(None);
+    let reasons = || reasons.iter().copied().map(Some).chain(without);
+    let sites = || {
+        let needs_place = Site::ALL.iter().copied().filter(|site| site.needs_place());
+        needs_place.chain([Site::Free])
+    };
+    let is = |cause: &&Cause| {
+        sites().any(|site| {
+            reasons().any(|reason| {
+                kinds_of_packets().any(|bits| {
+                    let matches = |location| {
+                        (cause.matches)(&Signature {
+                            site,
+                            reason,
+                            location,
+                            bits,
+                        })
+                    };
+                    matches(Some(ANYWHERE)) && !matches(None)
+                })
+            })
+        })
+    };
+    catalogue().iter().copied().filter(is).collect()
+}
+
+/// Bits that a packet may have, one by one with those of each kind of packet.
+fn kinds_of_packets() -> impl Iterator<Item = u32> {
     /// A virtual address that IPVS holds on a dummy device.
     const VIRTUAL: u32 = bits::DESTINATION_LOCAL | bits::DESTINATION_DUMMY | bits::DESTINATION_IPVS;
     const KINDS: [u32; 8] = [
@@ -34,34 +88,10 @@ pub fn causes_of(reason: &str) -> Vec<&'static Cause> {
         bits::TCP | bits::RST,
         bits::TCP | VIRTUAL,
     ];
-    let is = |cause: &&Cause| {
-        let tests = (0..=u32::BITS).flat_map(|bit| {
-            let one = 1_u32.checked_shl(bit).unwrap_or(0);
-            KINDS.iter().flat_map(move |kind| {
-                [None, Some(ANYWHERE)]
-                    .into_iter()
-                    .map(move |location| (kind | one, location))
-            })
-        });
-        tests.into_iter().any(|(bits, location)| {
-            let matches = |reason| {
-                (cause.matches)(&Signature {
-                    site: Site::Free,
-                    reason: Some(reason),
-                    location,
-                    bits,
-                })
-            };
-            // A rule that takes any reason does not rest on this one.
-            matches(reason) && !matches("of no kernel")
-        })
-    };
-    catalogue()
-        .iter()
-        .copied()
-        .filter(|cause| **cause != KERNEL_REASON && **cause != UNKNOWN)
-        .filter(is)
-        .collect()
+    (0..=u32::BITS).flat_map(|bit| {
+        let one = 1_u32.checked_shl(bit).unwrap_or(0);
+        KINDS.iter().map(move |kind| kind | one)
+    })
 }
 
 #[cfg(test)]
@@ -89,5 +119,18 @@ mod tests {
         assert_eq!(slugs("TCP_OLD_SEQUENCE"), ["tcp-out-of-window", "duplicate-data"]);
         assert!(slugs("NO_SOCKET").contains(&"vip-no-service"));
         assert!(slugs("NO_SUCH_REASON").is_empty());
+    }
+
+    #[test]
+    fn what_only_the_place_tells_is_known() {
+        let slugs: Vec<&str> = told_by_place(&["NO_SOCKET", "TCP_RESET"])
+            .iter()
+            .map(|cause| cause.slug)
+            .collect();
+        // Datagrams by their reason, segments by the place.
+        assert!(slugs.contains(&"no-socket"));
+        // A RST by its reason and the place, an accept queue by its hook.
+        assert!(slugs.contains(&"tcp-reset-received"));
+        assert!(!slugs.contains(&"accept-queue-full"));
     }
 }

@@ -316,13 +316,13 @@ impl Loaded {
         }
     }
 
-    /// Has the symbols, which were left for later when the plan was made. Says whether anything became of a hook that was
-    /// not so before.
+    /// Has the symbols, which were left for later when the plan was made. Says whether anything became of a hook, or cannot
+    /// be seen, that was not so before.
     pub fn found_symbols(&mut self, plan: &mut Plan, symbols: Symbols) -> bool {
-        let (chosen, before) = (plan.hooks.clone(), self.states());
+        let (chosen, before) = (plan.hooks.clone(), (self.states(), self.gaps(plan)));
         plan.found_symbols(symbols);
         self.follow(plan, &chosen);
-        before != self.states()
+        before != (self.states(), self.gaps(plan))
     }
 
     /// Attaches those hooks again for which the plan has another place than before.

@@ -33,7 +33,7 @@ pub use self::{
     symbols::{Symbols, base_name},
     watch::ModuleWatch,
 };
-use crate::diagnose::{Gap, PROOFS};
+use crate::diagnose::{Gap, PROOFS, reasons::told_by_place};
 
 /// Where to look, and what to overlook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -589,15 +589,31 @@ impl Plan {
             }));
         }
         if self.has_symbols && !self.symbols.has_addresses() {
-            gaps.push(Gap {
-                cause: "unknown".to_owned(),
-                field: Some("location".to_owned()),
-                reason: "/proc/kallsyms hides addresses, so that what only the place of the drop tells is unknown: run as root, with `sysctl kernel.kptr_restrict` below 2".to_owned(),
-            });
+            let hidden = |cause: &str, field: &str| Gap {
+                cause: cause.to_owned(),
+                field: Some(field.to_owned()),
+                reason: HIDDEN_ADDRESSES.to_owned(),
+            };
+            let whole: Vec<String> = gaps
+                .iter()
+                .filter(|gap| gap.field.is_none())
+                .map(|gap| gap.cause.clone())
+                .collect();
+            gaps.extend(
+                told_by_place(&self.reasons.all())
+                    .into_iter()
+                    .filter(|cause| !whole.iter().any(|slug| slug == cause.slug))
+                    .map(|cause| hidden(cause.slug, "drops that only their place tells")),
+            );
+            gaps.push(hidden("unknown", "location"));
         }
         gaps
     }
 }
+
+/// Why no place of a drop has a name.
+const HIDDEN_ADDRESSES: &str = "/proc/kallsyms hides addresses, so a drop that only its place tells keeps the kernel's reason, or is \
+    unknown: run as root, or with CAP_SYSLOG, and with `sysctl kernel.kptr_restrict` below 2";
 
 /// What kernels without drop reasons free without a tracepoint: causes, and what of them is not seen.
 const UNTRACED: &[(&str, &str)] = &[

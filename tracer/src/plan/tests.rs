@@ -258,6 +258,10 @@ fn hidden_addresses_are_told_as_such() {
         .iter()
         .find(|gap| gap.field.as_deref() == Some("location"));
     assert!(gap.unwrap().reason.contains("kptr_restrict"));
+    assert_eq!(
+        gaps(&plan, "no-socket"),
+        [Some("drops that only their place tells")]
+    );
     // What is attached by name needs no address.
     assert!(matches!(choice(&plan, "tcp_conn_request"), Choice::Attach(_)));
 }

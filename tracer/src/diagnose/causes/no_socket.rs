@@ -66,10 +66,16 @@ pub(super) fn found_none(signature: &Signature<'_>) -> bool {
         Site::Free => {
             signature.because(&["NO_SOCKET"])
                 && !signature.has(bits::ICMP)
-                && (signature.at(&TCP_RECEIVE) || signature.at(&UDP_RECEIVE))
+                && (signature.at(&TCP_RECEIVE) || signature.at(&UDP_RECEIVE) || is_hidden_udp(signature))
         }
         _ => false,
     }
+}
+
+/// Whether it is a datagram whose place the kernel hides: for UDP the reason means nothing else (`__udp4_lib_rcv`,
+/// net/ipv4/udp.c; `__udp6_lib_rcv`, net/ipv6/udp.c, 6.1 - 7.3), whereas TCP gives it to refused syncookies, too.
+fn is_hidden_udp(signature: &Signature<'_>) -> bool {
+    signature.location.is_none() && signature.has(bits::UDP)
 }
 
 /// Whether the kernel says that the lookup of a TCP socket failed.
@@ -138,7 +144,11 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
             found.advise(
                 format!("See who listens on port {port} in that netns, and on which address: start the service, or let it listen on {where_to}."),
                 Some(in_netns(facts, None, &format!("ss -{socket}lnp sport = :{port}"))),
-                "Reads only. A service that listens on 127.0.0.1 or in another netns is not reached.",
+                if packet.dst.is_some_and(|to| to.is_loopback()) {
+                    "Reads only. A service in another netns is not reached."
+                } else {
+                    "Reads only. A service that listens on 127.0.0.1 or in another netns is not reached."
+                },
             );
         }
         Some(Segment::MidStream) if ipvs => {
