@@ -179,6 +179,21 @@ pub(super) struct ExplainArgs {
     pub(super) reasons: Option<PathBuf>,
 }
 
+impl Cli {
+    /// What these words ask for, of which the first is the program's name.
+    ///
+    /// # Errors
+    /// They are wrong, or ask for help.
+    pub(super) fn of(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let words: Vec<OsString> = words.into_iter().collect();
+        // clap takes that for no command at all: the run would never end.
+        if words.last().is_some_and(|last| last == "--") {
+            return Err(Self::command().error(ErrorKind::MissingRequiredArgument, "no COMMAND after --"));
+        }
+        Self::try_parse_from(words)
+    }
+}
+
 /// Help goes where it belongs; anything else is one line with the next step.
 ///
 /// `first`: the first argument, which is the command, where there is one.
@@ -215,7 +230,11 @@ fn one_line(rendered: &str, first: Option<&OsStr>) -> String {
                 .take_while(|word| !word.starts_with(['-', '[', '<']))
                 .collect::<Vec<_>>()
                 .join(" ");
-        } else if !line.is_empty() && !line.starts_with("For more information") {
+        } else if !["For more information", "tip: to pass"]
+            .iter()
+            .any(|start| line.starts_with(start))
+            && !line.is_empty()
+        {
             what.push(line.trim_start_matches("error: "));
         }
     }
@@ -227,7 +246,7 @@ mod tests {
     use super::*;
 
     fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from([&["droptrace"], words].concat())
+        Cli::of([&["droptrace"], words].concat().into_iter().map(OsString::from))
     }
 
     #[test]
@@ -257,6 +276,14 @@ mod tests {
             (
                 &["capture"],
                 "the following required arguments were not provided: --output <FILE>; next: droptrace capture --help",
+            ),
+            (
+                &["live", "--json", "--"],
+                "no COMMAND after --; next: droptrace --help",
+            ),
+            (
+                &["live", "--tui"],
+                "unexpected argument '--tui' found; next: droptrace live --help",
             ),
         ] {
             let rendered = parse(words).unwrap_err().to_string();

@@ -18,7 +18,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::Parser;
 
 use self::{
     args::{Cli, Command},
@@ -28,7 +27,7 @@ use crate::context::ContextError;
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::of(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return args::report(&error, std::env::args_os().nth(1).as_deref()),
     };
