@@ -11,6 +11,17 @@ const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
 /// Calls and run time of every program so far, by program id.
 type Readings = BTreeMap<u32, (String, u64, Duration)>;
 
+/// What one program did during a measurement.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// Its name, of which the kernel keeps 15 letters.
+    pub(crate) name: String,
+    /// At least one.
+    pub(crate) calls: u64,
+    /// Of all calls together.
+    pub(crate) time: Duration,
+}
+
 /// A measurement in progress. The kernel measures until it is dropped, which itself costs a little per call.
 #[derive(Debug)]
 pub(crate) struct Cost {
@@ -27,21 +38,41 @@ impl Cost {
         Ok(Self { before: read()? })
     }
 
-    /// Every program that ran since: name (of which the kernel keeps 15 letters), calls, time per call.
+    /// Forgets what ran so far.
     ///
     /// # Errors
     /// The kernel does not list its programs.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.before = read()?;
+        Ok(())
+    }
+
+    /// Every program that ran since.
+    ///
+    /// # Errors
+    /// The kernel does not list its programs.
+    pub(crate) fn programs(&self) -> Result<Vec<Ran>> {
+        let rows = read()?.into_iter().map(|(id, (name, calls, time))| {
+            let (_, calls_before, time_before) = self.before.get(&id).cloned().unwrap_or_default();
+            Ran {
+                name,
+                calls: calls - calls_before,
+                time: time.saturating_sub(time_before),
+            }
+        });
+        Ok(rows.filter(|ran| ran.calls > 0).collect())
+    }
+
+    /// The same in words: name, calls, time per call.
+    ///
+    /// # Errors
+    /// As those of [`Self::programs`].
     pub(crate) fn so_far(&self) -> Result<String> {
-        let rows: Vec<String> = read()?
+        let rows: Vec<String> = self
+            .programs()?
             .into_iter()
-            .filter_map(|(id, (name, calls, time))| {
-                let (_, calls_before, time_before) = self.before.get(&id).cloned().unwrap_or_default();
-                let calls = calls - calls_before;
-                let each = time
-                    .saturating_sub(time_before)
-                    .as_nanos()
-                    .checked_div(u128::from(calls))?;
-                Some(format!("{name} {calls} × {each} ns"))
+            .map(|Ran { name, calls, time }| {
+                format!("{name} {calls} × {} ns", time.as_nanos() / u128::from(calls))
             })
             .collect();
         Ok(rows.join(", "))

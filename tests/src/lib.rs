@@ -6,6 +6,7 @@
 //! guest made for the purpose.
 
 pub mod actor;
+pub mod bench;
 mod bpf;
 pub mod cgroup;
 mod cost;

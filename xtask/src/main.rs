@@ -1,5 +1,6 @@
 //! Sets up, builds, runs and tests droptrace.
 
+mod bench;
 mod build;
 mod debian;
 mod guest;
@@ -49,6 +50,8 @@ enum Subcommands {
     Test(stages::Arguments),
     /// Build the BPF object and droptrace, and print the program's path
     Build(build::Arguments),
+    /// Measure what droptrace costs and delivers, in guests, and write docs/performance.md
+    Bench(bench::Arguments),
     /// Run a command, or a shell, in an emulated guest with one of Debian's kernels
     Vm(vm::Arguments),
     /// Fetch what the other commands need, so that they work offline
@@ -73,6 +76,7 @@ fn dispatch(command: Subcommands) -> Result<ExitCode> {
         Subcommands::Test(arguments) => stages::run(&workspace, &arguments),
         Subcommands::Setup(arguments) => setup::run(&workspace, &arguments),
         Subcommands::Build(arguments) => build::run(&workspace, &arguments),
+        Subcommands::Bench(arguments) => bench::run(&workspace, &arguments),
         Subcommands::Vm(arguments) => vm::run(&workspace, arguments),
     }
 }

@@ -113,7 +113,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
     report.print();
     if arguments.full {
         let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
-        let run = format!("`cargo xtask test --full` on {date}, at {}", commit(workspace));
+        let run = format!("`cargo xtask test --full` on {date}, at {}", workspace.commit());
         let docs = workspace.root.join("docs");
         fs::create_dir_all(&docs)?;
         for (name, page) in [
@@ -513,20 +513,6 @@ fn attach_time(
             ),
         ),
         Err(error) => Check::failed(name, format!("{error:#}")),
-    }
-}
-
-/// The commit that is tested, for the written result.
-fn commit(workspace: &Workspace) -> String {
-    let git =
-        |arguments: &[&str]| shell::output(Command::new("git").current_dir(&workspace.root).args(arguments));
-    match (
-        git(&["rev-parse", "--short=12", "HEAD"]),
-        git(&["status", "--porcelain"]),
-    ) {
-        (Ok(commit), Ok(changes)) if changes.is_empty() => commit.trim().to_owned(),
-        (Ok(commit), _) => format!("{} with uncommitted changes", commit.trim()),
-        (Err(_), _) => "unknown commit".to_owned(),
     }
 }
 

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::shell;
+
 /// The folders that every command works in.
 pub(crate) struct Workspace {
     /// The checkout.
@@ -55,11 +57,25 @@ impl Workspace {
         let path = self.cache.join("lock");
         let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         if file.try_lock().is_err() {
-            crate::shell::step("waiting for another run that fills the cache");
+            shell::step("waiting for another run that fills the cache");
             file.lock()
                 .with_context(|| format!("cannot lock {}", path.display()))?;
         }
         Ok(file)
+    }
+
+    /// The commit that is checked out, for a written result.
+    pub(crate) fn commit(&self) -> String {
+        let git =
+            |arguments: &[&str]| shell::output(Command::new("git").current_dir(&self.root).args(arguments));
+        match (
+            git(&["rev-parse", "--short=12", "HEAD"]),
+            git(&["status", "--porcelain"]),
+        ) {
+            (Ok(commit), Ok(changes)) if changes.is_empty() => commit.trim().to_owned(),
+            (Ok(commit), _) => format!("{} with uncommitted changes", commit.trim()),
+            (Err(_), _) => "unknown commit".to_owned(),
+        }
     }
 
     /// The cargo that runs this program, started in the checkout.

@@ -11,7 +11,7 @@ use droptrace::plan::Reasons;
 use droptrace_tests::{
     Result,
     actor::{self, Role},
-    netns, run, scenarios,
+    bench, netns, run, scenarios,
 };
 
 /// Makes the kernel drop packets in known numbers, and checks what droptrace says of them.
@@ -45,6 +45,18 @@ enum Command {
         #[arg(long)]
         no_droptrace: bool,
     },
+    /// Measure what droptrace costs, and what it delivers.
+    Bench {
+        /// What to measure, in this order.
+        #[arg(long = "part", value_name = "PART", required = true)]
+        parts: Vec<bench::Part>,
+        /// Less of everything.
+        #[arg(long)]
+        quick: bool,
+        /// Where the figures go, as JSON lines.
+        #[arg(long, value_name = "FILE")]
+        results: PathBuf,
+    },
     /// Name the scenarios.
     List,
     /// Name the running kernel's drop reasons, as droptrace keeps them for its documentation.
@@ -74,6 +86,20 @@ fn execute(command: Command) -> Result<ExitCode> {
             for scenario in scenarios::all() {
                 println!("{}", scenario.name);
             }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench {
+            parts,
+            quick,
+            results,
+        } => {
+            netns::ensure_guest()?;
+            let size = if quick {
+                bench::Size::QUICK
+            } else {
+                bench::Size::FULL
+            };
+            bench::run(&parts, &size, &results)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Reasons => {
