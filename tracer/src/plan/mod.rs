@@ -33,7 +33,7 @@ pub use self::{
     symbols::{Symbols, base_name},
     watch::ModuleWatch,
 };
-use crate::diagnose::{Gap, PROOFS, reasons::told_by_place};
+use crate::diagnose::{Cause, Gap, PROOFS, reasons::told_by_place};
 
 /// Where to look, and what to overlook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,6 +203,8 @@ pub struct Plan {
     module_functions: HashMap<&'static str, HashSet<&'static str>>,
     modules: Vec<(&'static str, u64)>,
     has_symbols: bool,
+    /// Causes of which some drops go unnamed, since the kernel hides its addresses.
+    placeless: Vec<&'static Cause>,
     has_kprobes: bool,
     options: ProbeOptions,
 }
@@ -240,6 +242,7 @@ impl Plan {
             module_functions: HashMap::new(),
             modules: Vec::new(),
             has_symbols: false,
+            placeless: Vec::new(),
             has_kprobes: options.path("sys/bus/event_source/devices/kprobe").exists(),
             options: options.clone(),
         };
@@ -278,6 +281,11 @@ impl Plan {
     pub fn found_symbols(&mut self, symbols: Symbols) {
         self.symbols = Arc::new(symbols);
         self.has_symbols = true;
+        self.placeless = if self.symbols.has_addresses() {
+            Vec::new()
+        } else {
+            told_by_place(&self.reasons.all())
+        };
         let chosen = self.choose_all();
         debug_assert!(chosen, "symbols leave no question open");
     }
@@ -600,8 +608,8 @@ impl Plan {
                 .map(|gap| gap.cause.clone())
                 .collect();
             gaps.extend(
-                told_by_place(&self.reasons.all())
-                    .into_iter()
+                self.placeless
+                    .iter()
                     .filter(|cause| !whole.iter().any(|slug| slug == cause.slug))
                     .map(|cause| hidden(cause.slug, "drops that only their place tells")),
             );
