@@ -8,8 +8,8 @@ mod view;
 
 use std::{
     fs::File,
-    io::{self, IsTerminal as _, Stdin, Write, stdin, stdout},
-    os::fd::AsFd as _,
+    io::{self, IsTerminal as _, Write, stdin, stdout},
+    os::fd::{AsFd as _, OwnedFd},
     panic,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -46,12 +46,12 @@ const THREAD: &str = "droptrace-tui";
 /// The full-screen view, as a sink. Dropping it gives the terminal back.
 pub struct Tui {
     shared: Arc<Shared>,
-    keyboard: Keyboard,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 struct Shared {
     state: Mutex<State>,
+    keyboard: Keyboard,
     /// Something came since the last drawing.
     changed: AtomicBool,
     /// The thread shall end.
@@ -97,12 +97,12 @@ impl Tui {
         let quit = Arc::new(Notify::new());
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new(benign)),
+            keyboard: Keyboard::open()?,
             changed: AtomicBool::new(true),
             stop: AtomicBool::new(false),
             given_back: AtomicBool::new(false),
             quit: quit.clone(),
         });
-        let keyboard = Keyboard::open()?;
         // Its panic hook gives the terminal back, whichever thread panics.
         let mut terminal = ratatui::try_init()?;
         stop_before_panic_is_told(shared.clone());
@@ -127,7 +127,6 @@ impl Tui {
         };
         let tui = Self {
             shared,
-            keyboard,
             thread: Some(thread),
         };
         Ok((tui, quit))
@@ -182,7 +181,7 @@ impl Sink for Tui {
             self.stop()?;
         }
         // The thread may have met a terminal that went away just before it read keys.
-        self.keyboard.wait(Duration::ZERO)
+        self.shared.keyboard.wait(Duration::ZERO)
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -204,28 +203,21 @@ impl Drop for Tui {
 }
 
 /// What keys come from. crossterm reads on for ever from a terminal that is gone, so that has to be noticed before.
-enum Keyboard {
-    Input(Stdin),
-    Terminal(File),
-}
+struct Keyboard(OwnedFd);
 
 impl Keyboard {
     /// Where crossterm reads keys.
     fn open() -> io::Result<Self> {
         let input = stdin();
         if input.is_terminal() {
-            return Ok(Self::Input(input));
+            return input.as_fd().try_clone_to_owned().map(Self);
         }
-        File::open("/dev/tty").map(Self::Terminal)
+        File::open("/dev/tty").map(|terminal| Self(terminal.into()))
     }
 
     /// Waits for a key, at most this long. The error says that the terminal is gone.
     fn wait(&self, longest: Duration) -> io::Result<()> {
-        let fd = match self {
-            Self::Input(input) => input.as_fd(),
-            Self::Terminal(file) => file.as_fd(),
-        };
-        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         match poll(
             &mut fds,
             PollTimeout::try_from(longest).unwrap_or(PollTimeout::MAX),
@@ -245,7 +237,6 @@ impl Keyboard {
 fn draw_until_stopped(shared: &Shared, terminal: &mut DefaultTerminal) -> io::Result<()> {
     let started = Instant::now();
     let theme = Theme::from_environment();
-    let keyboard = Keyboard::open()?;
     let mut drawn: Option<Instant> = None;
     while !shared.stop.load(Ordering::Relaxed) {
         let since = drawn.map_or(CLOCK, |drawn| drawn.elapsed());
@@ -254,7 +245,7 @@ fn draw_until_stopped(shared: &Shared, terminal: &mut DefaultTerminal) -> io::Re
         } else {
             FRAME
         };
-        keyboard.wait(wait)?;
+        shared.keyboard.wait(wait)?;
         while event::poll(Duration::ZERO)? {
             match event::read()? {
                 TerminalEvent::Key(key) => {
