@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::guest::{self, SERIES, Tools};
+use crate::guest::{SERIES, Tools};
 use crate::shell::{self, step};
 use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
@@ -27,7 +27,6 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
         toolchain.linker().display()
     ));
     if arguments.guests {
-        guest::ensure_emulator()?;
         let tools = Tools::get(workspace)?;
         for series in SERIES {
             let kernel = series.newest(workspace, &tools)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::build;
-use crate::guest::{self, Guest, Kernel, Record, SERIES, Series, Tools};
+use crate::guest::{Guest, Kernel, Record, SERIES, Series, Tools};
 use crate::host;
 use crate::report::{GUEST, Report, Stage};
 use crate::results::{self, Check, Status, Tally};
@@ -233,7 +233,6 @@ fn release_build(workspace: &Workspace) -> Vec<Check> {
 fn prepare_guests(workspace: &Workspace) -> Result<(Tools, PathBuf)> {
     let tools = {
         let _lock = workspace.lock_cache()?;
-        guest::ensure_emulator()?;
         Tools::get(workspace)?
     };
     Ok((tools, build::guest_programs(workspace, true)?))

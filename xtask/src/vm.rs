@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::build;
-use crate::guest::{self, Guest, Series, Tools};
+use crate::guest::{Guest, Series, Tools};
 use crate::shell::step;
 use crate::workspace::Workspace;
 
@@ -58,7 +58,6 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
         .collect::<Result<Vec<_>>>()?;
     let (tools, kernel) = {
         let _lock = workspace.lock_cache()?;
-        guest::ensure_emulator()?;
         let tools = Tools::get(workspace)?;
         let kernel = series.newest(workspace, &tools)?;
         (tools, kernel)

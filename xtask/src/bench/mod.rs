@@ -15,7 +15,7 @@ use serde::Serialize;
 use figures::Figure;
 
 use crate::build;
-use crate::guest::{self, Guest, Kernel, Series, Tools};
+use crate::guest::{Guest, Kernel, Series, Tools};
 use crate::shell::step;
 use crate::workspace::Workspace;
 
@@ -127,7 +127,6 @@ impl<'a> Rig<'a> {
     fn prepare(workspace: &'a Workspace, quick: bool) -> Result<Self> {
         let tools = {
             let _lock = workspace.lock_cache()?;
-            guest::ensure_emulator()?;
             Tools::get(workspace)?
         };
         let programs = build::guest_programs(workspace, false)?;

@@ -1,6 +1,7 @@
 //! Guests: an unmodified Debian kernel in an emulator, with droptrace and the tools in an initial file system.
 
 mod archive;
+mod emulator;
 mod kernel;
 mod tools;
 
@@ -17,17 +18,18 @@ pub(crate) use kernel::{Kernel, Record, SERIES, Series};
 pub(crate) use tools::Tools;
 
 use archive::Archive;
+use emulator::EMULATOR;
 
-use crate::shell::{self, step};
-
-/// The emulator's program.
-pub(crate) const EMULATOR: &str = "qemu-system-x86_64";
+use crate::shell::step;
 
 /// Where the program that runs first in a guest reads what it shall do.
 const COMMAND_FILE: &str = "etc/droptrace/command.json";
 
 /// How often the host looks whether the emulator has ended.
 const POLL: Duration = Duration::from_millis(50);
+
+/// How often a guest is booted whose kernel crashes before it runs any program.
+const BOOTS: u32 = 4;
 
 /// How many lines of the kernel's console an error shows.
 const CONSOLE_TAIL: usize = 40;
@@ -84,28 +86,25 @@ struct Exit {
 
 impl Guest<'_> {
     /// Boots the guest, waits for its command and returns how it ended. Where the kernel crashes before it runs any program,
-    /// which emulated ones do once in a while, it is booted once more.
+    /// which emulated ones do once in a while, it is booted again, [`BOOTS`] times in all.
     ///
     /// # Errors
     /// When the emulator cannot be started, the kernel crashes, or the time limit passes; the error shows the end of
     /// the kernel's console.
     pub(crate) fn run(&self) -> Result<Outcome> {
-        match self.boot()? {
-            Ok(outcome) => Ok(outcome),
-            Err(words) => {
-                step(&format!(
-                    "the kernel crashed before it ran a program; booting once more. Its last words:\n{words}"
-                ));
-                match self.boot()? {
-                    Ok(outcome) => Ok(outcome),
-                    Err(words) => {
-                        bail!(
-                            "the guest's kernel crashed twice before it ran a program; its last words:\n{words}"
-                        )
-                    }
-                }
+        for _ in 1..BOOTS {
+            match self.boot()? {
+                Ok(outcome) => return Ok(outcome),
+                Err(words) => step(&format!(
+                    "the kernel crashed before it ran a program; booting again. Its last words:\n{words}"
+                )),
             }
         }
+        self.boot()?.or_else(|words| {
+            bail!(
+                "the guest's kernel crashed {BOOTS} times before it ran a program; its last words:\n{words}"
+            )
+        })
     }
 
     /// Boots once. The inner error is the end of the console of a kernel that crashed before it ran a program.
@@ -223,10 +222,7 @@ impl Guest<'_> {
     ///
     /// Serial ports of the guest: 0 carries the command's streams, 1 the results, 2 the kernel's console.
     fn emulator(&self, initrd: &Path, results: &Path, console: &Path) -> Result<Command> {
-        let mut command = Command::new(
-            shell::which(EMULATOR)
-                .with_context(|| format!("{EMULATOR} is missing: install the package qemu-system-x86"))?,
-        );
+        let mut command = self.tools.emulator.command();
         let mut append =
             "console=ttyS2 loglevel=5 panic=-1 oops=panic mitigations=off random.trust_cpu=on net.ifnames=0"
                 .to_owned();
@@ -302,29 +298,6 @@ fn kernel_warnings(console: &str) -> Vec<String> {
 fn tail(console: &str) -> String {
     let lines: Vec<_> = console.lines().collect();
     lines[lines.len().saturating_sub(CONSOLE_TAIL)..].join("\n")
-}
-
-/// Makes sure that the emulator is there.
-///
-/// # Errors
-/// When it is missing and cannot be installed.
-pub(crate) fn ensure_emulator() -> Result<()> {
-    if shell::which(EMULATOR).is_some() {
-        return Ok(());
-    }
-    step("installing qemu-system-x86: guests run in its emulator");
-    shell::run(
-        shell::as_root("apt-get")?
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .args([
-                "-q",
-                "-y",
-                "--no-install-recommends",
-                "install",
-                "qemu-system-x86",
-            ]),
-    )
-    .context("cannot install the emulator: install qemu-system-x86 by hand")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::archive::Archive;
+use super::emulator::Emulator;
 use crate::debian::{self, Apt, GUEST_SUITES, Installed};
 use crate::shell::{self, step};
 use crate::store;
@@ -41,24 +42,23 @@ const LEFT_OUT: &[&str] = &[
     "var",
 ];
 
-/// Folders that current Debian keeps as links into `usr`.
-const MERGED: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-
-/// The unpacked tools.
+/// What every guest needs beside its kernel: the emulator, and the unpacked tools.
 pub(crate) struct Tools {
+    pub(crate) emulator: Emulator,
     root: PathBuf,
     /// The archive of them, a part of every guest's initial file system.
     pub(crate) archive: PathBuf,
 }
 
 impl Tools {
-    /// Takes the tools from the cache, or fetches them.
+    /// Takes emulator and tools from the cache, or fetches them.
     ///
     /// # Errors
     /// When they are not cached and cannot be fetched.
     pub(crate) fn get(workspace: &Workspace) -> Result<Self> {
         let folder = workspace.cache.join("guest-tools");
         let tools = Self {
+            emulator: Emulator::get(workspace)?,
             root: folder.join("root"),
             archive: folder.join("tools.cpio"),
         };
@@ -73,15 +73,7 @@ impl Tools {
         ));
         store::make(&folder, |work| {
             let root = work.join("root");
-            for name in MERGED {
-                fs::create_dir_all(root.join("usr").join(name))?;
-                std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name))?;
-            }
-            let packages = tempfile::tempdir_in(work)?;
-            for package in apt.fetch_with_dependencies(PACKAGES, packages.path())? {
-                debian::unpack(&package, &root)?;
-            }
-            drop(packages);
+            debian::unpack_tree(&apt, PACKAGES, &root)?;
             choose_alternatives(&root)?;
             link_applets(&root)?;
             let mut archive = Archive::new(fs::File::create(work.join("tools.cpio"))?);
@@ -97,12 +89,8 @@ impl Tools {
     /// # Errors
     /// When depmod fails.
     pub(crate) fn depmod(&self, base: &Path, release: &str) -> Result<()> {
-        let library = self.root.join("usr/lib/x86_64-linux-gnu");
         shell::output(
-            Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"))
-                .args(["--argv0", "depmod", "--library-path"])
-                .arg(library)
-                .arg(self.root.join("usr/bin/kmod"))
+            debian::foreign(&self.root, "usr/bin/kmod", "depmod")
                 .arg("-b")
                 .args([base.as_os_str(), release.as_ref()]),
         )
