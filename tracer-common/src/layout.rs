@@ -101,6 +101,10 @@ layout! {
     net_inum = Member("net", "ns.inum");
     dev_net = Member("net_device", "nd_net.net");
     dev_ifindex = Member("net_device", "ifindex");
+    /// A member up to 6.12; later one of single bits.
+    dev_priv_flags = Member("net_device", "priv_flags");
+    iff_l3mdev_master = Enumerator("netdev_priv_flags", "IFF_L3MDEV_MASTER");
+    iff_l3mdev_slave = Enumerator("netdev_priv_flags", "IFF_L3MDEV_SLAVE");
     dst_dev = Member("dst_entry", "dev");
     dst_error = Member("dst_entry", "error");
     dst_flags = Member("dst_entry", "flags");
@@ -144,8 +148,15 @@ layout! {
     net_somaxconn = Member("net", "core.sysctl_somaxconn");
     net_devconf_all = Member("net", "ipv4.devconf_all");
     dev_ip_ptr = Member("net_device", "ip_ptr");
+    in_device_mc_list = Member("in_device", "mc_list");
+    mc_list_multiaddr = Member("ip_mc_list", "multiaddr");
+    mc_list_next = Member("ip_mc_list", "next_rcu");
+    /// Of `MCAST_EXCLUDE`, then `MCAST_INCLUDE`.
+    mc_list_sfcount = Member("ip_mc_list", "sfcount");
     in_device_cnf_data = Member("in_device", "cnf.data");
     devconf_data = Member("ipv4_devconf", "data");
+    /// Counted from 1.
+    devconf_mc_forwarding = Enumerator("", "IPV4_DEVCONF_MC_FORWARDING");
     /// Counted from 1.
     devconf_forwarding = Enumerator("", "IPV4_DEVCONF_FORWARDING");
     devconf_rp_filter = Enumerator("", "IPV4_DEVCONF_RP_FILTER");

@@ -28,6 +28,7 @@ mod ipvs;
 mod kernel;
 mod listen;
 mod maps;
+mod multicast;
 mod neighbour;
 mod packet;
 mod receive;

@@ -14,7 +14,7 @@ use crate::{
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
     maps::{FREE_TAILS, FREES},
-    packet, scope, source_check, time_wait,
+    multicast, packet, scope, source_check, time_wait,
 };
 
 /// TIME_WAIT and NEW_SYN_RECV (include/net/tcp_states.h): not full sockets, only `sock_common` may be read.
@@ -136,6 +136,9 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     buffer.work.hinted = u32::from(buffer.hint.site != Site::Free as u16);
     if kernel::anew(&buffer.work.hinted) == 0 && kernel::anew(&buffer.work.verdict) != 0 && bridged(skb) {
         buffer.hint.site = Site::BridgeNetfilter as u16;
+    }
+    if kernel::anew(&buffer.hint.site) == Site::Free as u16 && buffer.header.bits & bits::MULTICAST != 0 {
+        multicast::look(buffer, device, refdst);
     }
     let hinted = kernel::anew(&buffer.work.hinted) != 0;
     let netns = if hinted && buffer.hint.netns != 0 {

@@ -1,6 +1,9 @@
 //! Frees that look like drops although nothing was lost.
 
-use std::{io::Write, net::SocketAddr};
+use std::{
+    io::Write,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
 
 use socket2::{Domain, Socket, Type};
 
@@ -11,7 +14,7 @@ use crate::{
     Outcome, Result, Scenario, Test, Tun,
     packet::{ACK, Client, FIN, PSH, SYN, frame, udp},
     sockets::{accept, listen},
-    test::Kernel,
+    test::{Expected, Kernel},
     tun::{OWN, PEER},
 };
 
@@ -26,7 +29,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("benign-queue-purge", purge),
     Scenario::new("benign-unknown-ethertype", ethertype),
     Scenario::new("benign-other-host", other_host),
-    Scenario::new("benign-multicast-not-joined", multicast),
+    Scenario::new("benign-multicast-not-joined-v4", multicast_v4),
+    Scenario::new("benign-multicast-not-joined-v6", multicast_v6),
     Scenario::new("benign-tap-overflow", tap_overflow),
 ];
 
@@ -155,8 +159,41 @@ fn other_host(t: &Test) -> Result<Outcome> {
     no_loss(t, &netns, "other-host", SENT)
 }
 
+/// IPv4 packets to a group that nobody joined; and to one that somebody did, from a source that rp_filter refuses: those are
+/// lost.
+fn multicast_v4(t: &Test) -> Result<Outcome> {
+    const REFUSED: u64 = 3;
+    let wire = Wire::new(t, V4)?;
+    wire.netns.sysctl("net.ipv4.conf.wire.rp_filter", "1")?;
+    let (joined, other) = (Ipv4Addr::new(239, 1, 1, 1), Ipv4Addr::new(239, 9, 9, 9));
+    let IpAddr::V4(here) = wire.address.ip() else {
+        unreachable!("an IPv4 address")
+    };
+    let socket = crate::sockets::udp(&wire.netns, (Ipv4Addr::UNSPECIFIED, PORT).into())?;
+    socket.join_multicast_v4(&joined, &here)?;
+    for number in 0..SENT as u16 {
+        wire.tun
+            .send(&udp(wire.peer(3000 + number), (other, PORT).into(), b"nobody")?)?;
+    }
+    for number in 0..REFUSED as u16 {
+        let nowhere = t.at(V4, 1, 9, 3000 + number);
+        wire.tun.send(&udp(nowhere, (joined, PORT).into(), b"refused")?)?;
+    }
+    t.expect_benign(&wire.netns, "multicast-not-joined", SENT)?;
+    // Without drop reasons nothing tells rp_filter's refusal of such a packet from others.
+    let label = if t.kernel() < Kernel(5, 17) {
+        "unknown"
+    } else {
+        "rp-filter"
+    };
+    t.expect(&[Expected::dropped(&wire.netns, label, REFUSED)])?;
+    Ok(Outcome::Passed(format!(
+        "{SENT} of a group that nobody joined, no loss; {REFUSED} of one that somebody joined: {label}"
+    )))
+}
+
 /// IPv6 packets to a group that nobody joined.
-fn multicast(t: &Test) -> Result<Outcome> {
+fn multicast_v6(t: &Test) -> Result<Outcome> {
     let wire = Wire::new(t, V6)?;
     let group = SocketAddr::new("ff02::1234".parse()?, PORT);
     for number in 0..SENT as u16 {

@@ -23,7 +23,6 @@ use crate::{
     netns::run,
     packet::{Client, Segment, udp, udp_with_hops},
     sockets::{self, accept_queue, listen, wait_until},
-    test::Kernel,
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -391,11 +390,7 @@ fn idle(t: &Test) -> Result<Outcome> {
         2 * second
     );
     let after = trace.counts()?;
-    let mut losses = since(&before, &after, false);
-    // 5.10 has no reason to tell a group that nobody joined from rp_filter.
-    if t.kernel() < Kernel(5, 17) && losses.get("unknown") == Some(&not_joined) {
-        losses.remove("unknown");
-    }
+    let losses = since(&before, &after, false);
     ensure!(
         losses.is_empty(),
         "losses on an idle host: {losses:?}; {}",

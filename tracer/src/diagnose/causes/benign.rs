@@ -215,19 +215,26 @@ pub(super) static MULTICAST_NOT_JOINED: Cause = benign(
     "multicast packet of a group that nobody here joined",
     "The device or bridge let a multicast packet through that no socket of this netns asked for: ip6_mc_input \
      (net/ipv6/ip6_input.c) frees it, or ip6_pkt_discard while the device has no multicast route yet; for IPv4 the route \
-     lookup fails (ip_rcv_finish_core). For IPv4 on kernels without \
-     drop reasons rp_filter looks the same, and the packet stays unknown there.",
+     lookup fails (ip_rcv_finish_core). So it does for a source that is refused: for IPv4 the groups of the device are \
+     looked through at the free. Where that does not tell (behind a VRF, on a device that routes multicast on or has more \
+     than 32 groups, where only some sources were asked for), a packet stays unknown on kernels without drop reasons.",
     |signature| {
-        signature.site == Site::Free
-            && signature.has(bits::MULTICAST)
-            && (signature.unspecified() && signature.at(&["ip6_mc_input"])
-                || (signature.unspecified() || signature.because(&["IP_INNOROUTES"]))
-                    && signature.at(&["ip6_pkt_discard", "ip6_pkt_drop"])
-                || signature.because(&["NOT_SPECIFIED"])
-                    && signature.at(&["ip_rcv_finish_core"])
-                    && signature.bits & (bits::SOURCE_LOCAL | bits::SOURCE_NOT_UNICAST) == 0)
+        signature.site == Site::GroupNotJoined
+            || signature.site == Site::Free
+                && signature.has(bits::MULTICAST)
+                && (signature.unspecified() && signature.at(&["ip6_mc_input"])
+                    || (signature.unspecified() || signature.because(&["IP_INNOROUTES"]))
+                        && signature.at(&["ip6_pkt_discard", "ip6_pkt_drop"])
+                    || signature.because(&["NOT_SPECIFIED"])
+                        && route_lookup_failed(signature)
+                        && signature.bits & (bits::SOURCE_LOCAL | bits::SOURCE_NOT_UNICAST) == 0)
     },
 );
+
+/// Whether the packet may have been freed since the lookup of its route failed, for which no reason is given.
+pub(super) fn route_lookup_failed(signature: &Signature<'_>) -> bool {
+    signature.unspecified() && signature.at(&["ip_rcv_finish_core"])
+}
 
 /// Where packets that this host makes have no protocol yet.
 const STILL_A_PACKET: [&str; 5] = [

@@ -3,6 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::{
+    benign,
     evidence::{Field, joined},
     no_socket,
     values::{Segment, Tuple, device, in_netns},
@@ -15,11 +16,12 @@ const HOOKS: &[&str] = &["nf_hook_slow", "nft_do_chain"];
 const BEHIND_QUEUE: &[&str] = &["nf_reinject", "nfqnl_reinject"];
 
 /// The site of a signature, where that says something only together with the place of the free: a packet that conntrack
-/// called INVALID, or that a bridge passes to the hooks of IP, may end like any other.
+/// called INVALID, or that a bridge passes to the hooks of IP, or that goes to a group, may end like any other.
 pub(in crate::diagnose) fn settled_site(signature: &Signature<'_>) -> Site {
     let verdict = by_verdict(signature);
     match signature.site {
         Site::ConntrackInvalid | Site::BridgeNetfilter if !verdict => Site::Free,
+        Site::GroupNotJoined | Site::GroupJoined if !benign::route_lookup_failed(signature) => Site::Free,
         Site::ConntrackInvalidNat if !verdict && !no_socket::no_tcp_socket(signature) => Site::Free,
         site => site,
     }
