@@ -457,11 +457,27 @@ impl Gathering {
                 break;
             }
         }
-        // Other packets that ended before it may still be on their way here.
-        sleep_until(self.deadline.min(Instant::now() + OTHERS)).await;
-        let mut state = shared.state();
-        let known = state.namespaces.get_mut(netns);
-        self.facts.rules = known.and_then(|known| known.rules.tell(when, end));
+        loop {
+            // Other packets that ended before it may still be on their way here.
+            sleep_until(self.deadline.min(Instant::now() + OTHERS)).await;
+            let another = {
+                let mut state = shared.state();
+                let known = state.namespaces.get_mut(netns);
+                known.is_some_and(|known| {
+                    self.facts.rules = known.rules.tell(when, end);
+                    let told = self
+                        .facts
+                        .rules
+                        .as_ref()
+                        .is_some_and(|rules| rules.told.is_some());
+                    !told && known.rules.wants_another(when)
+                })
+            };
+            // Readings are a tenth of a second apart, so the time that an event has bounds their number.
+            if !another || self.reply(question.clone()).await.is_err() {
+                break;
+            }
+        }
     }
 
     async fn reply(&self, question: Question) -> Reply {

@@ -30,7 +30,7 @@ pub(super) struct Witness {
     notes: VecDeque<Note>,
     /// Packets up to here are forgotten.
     forgotten: u64,
-    readings: VecDeque<Arc<Reading>>,
+    readings: VecDeque<Read>,
     /// What was told since the last reading: the same for all packets that ended so between the same readings.
     told: Vec<(Between, RuleEnd, Rules)>,
 }
@@ -38,12 +38,18 @@ pub(super) struct Witness {
 /// When the reading before a packet began, 0 without one, and when the one after it.
 type Between = (u64, u64);
 
-/// How many packets there were.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
-    least: u64,
-    /// `None`: events were left out, so that it is not known when their packets were.
-    most: Option<u64>,
+/// A reading of the ruleset.
+#[derive(Debug)]
+struct Read {
+    reading: Arc<Reading>,
+    /// Packets ended meanwhile: it is not known which of them its counters have.
+    disturbed: bool,
+}
+
+impl Note {
+    fn is_during(&self, reading: &Reading) -> bool {
+        (reading.begun..=reading.ended).contains(&self.ktime_ns)
+    }
 }
 
 impl Witness {
@@ -54,11 +60,15 @@ impl Witness {
         {
             self.forgotten = self.forgotten.max(note.ktime_ns);
         }
-        self.notes.push_back(Note {
+        let note = Note {
             ktime_ns,
             end,
             packets,
-        });
+        };
+        for read in &mut self.readings {
+            read.disturbed |= note.is_during(&read.reading);
+        }
+        self.notes.push_back(note);
     }
 
     /// Takes over a reading.
@@ -66,29 +76,54 @@ impl Witness {
         if self.readings.len() == READINGS {
             self.readings.pop_front();
         }
-        self.readings.push_back(Arc::new(reading));
+        self.readings.push_back(Read {
+            disturbed: self.notes.iter().any(|note| note.is_during(&reading)),
+            reading: Arc::new(reading),
+        });
         self.told.clear();
+    }
+
+    /// Whether one more reading may tell what those so far do not, since packets ended during each after this one. In a
+    /// flood that leaves events out none does.
+    pub(super) fn wants_another(&self, ktime_ns: u64) -> bool {
+        let mut after = self.after(ktime_ns).peekable();
+        after.peek().is_some()
+            && after.all(|read| read.disturbed)
+            && self.before(ktime_ns).next().is_some()
+            && self.notes.back().is_none_or(|note| note.packets == 1)
+    }
+
+    /// The readings after a packet, the nearest first.
+    fn after(&self, ktime_ns: u64) -> impl Iterator<Item = &Read> {
+        self.readings
+            .iter()
+            .filter(move |read| read.reading.begun > ktime_ns)
+    }
+
+    /// The readings before a packet, the nearest first.
+    fn before(&self, ktime_ns: u64) -> impl Iterator<Item = &Reading> {
+        self.readings
+            .iter()
+            .rev()
+            .map(|read| &*read.reading)
+            .filter(move |reading| reading.ended < ktime_ns)
     }
 
     /// Whether the ruleset was read since.
     pub(super) fn is_read_since(&self, ktime_ns: u64) -> bool {
         self.readings
             .back()
-            .is_some_and(|reading| reading.begun > ktime_ns)
+            .is_some_and(|read| read.reading.begun > ktime_ns)
     }
 
     /// What the readings around a packet tell of its end; `None` where there is none at all.
     pub(super) fn tell(&mut self, ktime_ns: u64, end: RuleEnd) -> Option<Rules> {
-        let Some(after) = self.readings.iter().find(|reading| reading.begun > ktime_ns) else {
-            let mut rules = list(self.readings.back()?, end).1;
+        let Some(after) = self.after(ktime_ns).next().map(|read| Arc::clone(&read.reading)) else {
+            let mut rules = list(&self.readings.back()?.reading, end).1;
             rules.untold = Some("the counters were not read soon enough after this packet".to_owned());
             return Some(rules);
         };
-        let before = self
-            .readings
-            .iter()
-            .rev()
-            .find(|reading| reading.ended < ktime_ns);
+        let before = self.before(ktime_ns).next();
         let between = (before.map_or(0, |reading| reading.begun), after.begun);
         let known = self
             .told
@@ -97,31 +132,33 @@ impl Witness {
         if let Some((_, _, rules)) = known {
             return Some(rules.clone());
         }
-        let rules = self.find_out(ktime_ns, end, after);
+        let rules = self.find_out(ktime_ns, end, &after);
         self.told.push((between, end, rules.clone()));
         Some(rules)
     }
 
-    fn find_out(&self, ktime_ns: u64, end: RuleEnd, after: &Reading) -> Rules {
-        let (can, mut rules) = list(after, end);
-        let mut untold = "its counters were first read after this packet".to_owned();
-        // The last reading may have been disturbed by packets: then an earlier one.
-        for before in self
-            .readings
-            .iter()
-            .rev()
-            .filter(|reading| reading.ended < ktime_ns)
-        {
-            match self.compare(before, after, &can) {
-                Ok((ender, packets)) => {
-                    rules.told = Some(named(ender, end));
-                    rules.packets = packets;
-                    return rules;
+    fn find_out(&self, ktime_ns: u64, end: RuleEnd, nearest: &Reading) -> Rules {
+        let mut rules = list(nearest, end).1;
+        let mut untold = None;
+        // The nearest ones may have been disturbed by packets: then others.
+        for after in self.after(ktime_ns) {
+            let can = list(&after.reading, end).0;
+            for before in self.before(ktime_ns) {
+                match self.compare(before, &after.reading, &can) {
+                    Ok((ender, packets)) => {
+                        rules.told = Some(named(ender, end));
+                        rules.packets = packets;
+                        return rules;
+                    }
+                    Err(reason) => untold = untold.or(Some(reason)),
                 }
-                Err(reason) => reason.clone_into(&mut untold),
             }
         }
-        rules.untold = Some(untold);
+        rules.untold = Some(
+            untold
+                .unwrap_or("its counters were first read after this packet")
+                .to_owned(),
+        );
         rules
     }
 
@@ -163,51 +200,45 @@ impl Witness {
         let mut beside = after.enders.iter().filter(|other| {
             other.identity != ender.identity && other.ending == ender.ending && other.points().meets(points)
         });
-        let mut all_count = after.unread.is_empty();
-        if beside.any(|other| {
-            all_count &= other.packets.is_some();
-            moved(other).is_some_and(|count| count != 0)
-        }) {
+        if beside.any(|other| moved(other).is_some_and(|count| count != 0)) {
             return Err("the counters of several rules moved");
         }
         if before.begun <= self.forgotten {
             return Err("more packets ended than are remembered");
         }
-        let seen = self.seen(before, after, points, ender.ending);
-        let exactly = seen.most == Some(seen.least) && count == seen.least;
-        let within = count >= seen.least && seen.most.is_none_or(|most| count <= most);
-        if exactly || all_count && within {
+        if self.seen(before, after, points, ender.ending)? == count {
             Ok((ender, count))
-        } else if seen.most == Some(seen.least) {
-            Err("its counter moved by another number than packets were seen to end")
         } else {
-            Err("packets ended while the counters were read, and not every rule counts")
+            Err("its counter moved by another number than packets were seen to end")
         }
     }
 
-    /// Packets that ended so between two readings.
-    fn seen(&self, before: &Reading, after: &Reading, points: HookPoints, ending: Ending) -> Seen {
-        let mut seen = Seen {
-            least: 0,
-            most: Some(0),
-        };
+    /// How many packets ended so between two readings; else why that is not known.
+    fn seen(
+        &self,
+        before: &Reading,
+        after: &Reading,
+        points: HookPoints,
+        ending: Ending,
+    ) -> Result<u64, &'static str> {
+        let mut seen = 0;
         for note in &self.notes {
             if note.end.ending != ending || !note.end.points.meets(points) || note.ktime_ns < before.begun {
                 continue;
             }
             if note.packets > 1 {
-                // The others came some time before.
-                seen.most = None;
+                return Err(
+                    "events were left out: it is not known how many packets ended between two readings",
+                );
             }
-            if (before.begun..=after.ended).contains(&note.ktime_ns) {
-                seen.most = seen.most.map(|most| most + 1);
+            if note.is_during(before) || note.is_during(after) {
+                return Err(
+                    "packets ended while the counters were read: it is not known which of them they have",
+                );
             }
-            let between = before.ended < note.ktime_ns && note.ktime_ns < after.begun;
-            if between {
-                seen.least += 1;
-            }
+            seen += u64::from(note.ktime_ns < after.begun);
         }
-        seen
+        Ok(seen)
     }
 }
 
@@ -338,9 +369,38 @@ mod tests {
             assert_eq!(rules.told, None, "{first:?} {second:?} {ends:?}");
             assert!(rules.untold.is_some());
         }
-        // Nothing else can have ended them: whether those at the edges count is no question.
+        // Also where nothing else can have ended them, the number must be known.
         let rules = told((Some(5), Some(7)), (Some(1), Some(1)), &[105, 500]);
-        assert_eq!(rules.told.unwrap().rule, "a");
+        assert_eq!(rules.told, None);
+        assert!(
+            rules
+                .untold
+                .is_some_and(|untold| untold.contains("while the counters were read"))
+        );
+    }
+
+    #[test]
+    fn where_packets_ended_during_a_reading_another_one_tells() {
+        let mut witness = Witness::default();
+        let counts = |packets| [ender("a", INPUT, Some(packets)), ender("b", INPUT, None)];
+        witness.note(50, at(INPUT), 1);
+        witness.read(reading(100, &counts(1)));
+        witness.note(500, at(INPUT), 1);
+        assert!(!witness.wants_another(500));
+        witness.read(reading(1000, &counts(2)));
+        witness.note(1005, at(INPUT), 1);
+        assert_eq!(witness.tell(500, at(INPUT)).unwrap().told, None);
+        assert!(witness.wants_another(500));
+        // Nothing was known before it.
+        assert!(!witness.wants_another(50));
+        witness.read(reading(2000, &counts(3)));
+        assert!(!witness.wants_another(500));
+        let rules = witness.tell(500, at(INPUT)).unwrap();
+        assert_eq!((rules.told.unwrap().rule.as_str(), rules.packets), ("a", 2));
+        witness.note(3000, at(INPUT), 40);
+        witness.read(reading(4000, &counts(43)));
+        witness.note(4005, at(INPUT), 40);
+        assert!(!witness.wants_another(3000));
     }
 
     #[test]
@@ -435,8 +495,8 @@ mod tests {
     }
 
     #[test]
-    fn left_out_events_need_that_every_rule_counts() {
-        for (other, known) in [(Some(0), true), (None, false)] {
+    fn with_left_out_events_no_rule_is_told() {
+        for other in [Some(0), None] {
             let mut witness = Witness::default();
             witness.read(reading(
                 100,
@@ -448,7 +508,8 @@ mod tests {
                 &[ender("a", INPUT, Some(30)), ender("b", INPUT, other)],
             ));
             let rules = witness.tell(500, at(INPUT)).unwrap();
-            assert_eq!(rules.told.is_some(), known);
+            assert_eq!(rules.told, None);
+            assert!(rules.untold.is_some_and(|untold| untold.contains("left out")));
         }
     }
 }
