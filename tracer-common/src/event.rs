@@ -352,7 +352,7 @@ numbered! {
         EntryOrigDstLo = 103 => "entry_orig_dst_lo",
         /// Original ports of the entry, as of [`FieldId::LoserOrigPorts`].
         EntryOrigPorts = 104 => "entry_orig_ports",
-        /// `nf_conn.status` of the entry: see [`ct_status`].
+        /// `nf_conn.status` of the entry: see [`ct_status`]. Of a packet without a hint, too, which netfilter may have dropped.
         EntryStatus = 105 => "entry_status",
         /// TCP state of the entry, where it is TCP.
         EntryTcpState = 106 => "entry_tcp_state",

@@ -220,6 +220,9 @@ fn examine(ctx: &RawTracePointContext) -> bool {
             if has_reason && reason == layout!(reason_socket_filter) {
                 place_filter(&mut buffer.fields, rx_sk);
             }
+            if verdict && !hinted {
+                place_entry(&mut buffer.fields[3], skb);
+            }
             let mut fields = FREE_FIELDS;
             if verdict {
                 emit::take_frames(ctx, buffer);
@@ -397,6 +400,15 @@ fn place_filter(fields: &mut [Field; FIELDS_MAX], sk: u64) {
     if sk != 0 && fields[0].id != 0 && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV {
         let has = member::<u64>(sk, layout!(sock_filter)) != 0;
         unless_zero(&mut fields[3], FieldId::SocketFilter, 1 + u64::from(has));
+    }
+}
+
+/// Of what conntrack entry the packet is, in the place of [`place_connection`], too.
+#[inline(always)]
+fn place_entry(field: &mut Field, skb: u64) {
+    let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
+    if ct != 0 && kernel::has(layout!(ct_status)) {
+        place(field, FieldId::EntryStatus, member(ct, layout!(ct_status)));
     }
 }
 

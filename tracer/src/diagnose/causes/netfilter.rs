@@ -1,6 +1,6 @@
 //! What all causes share that a rule of netfilter ends a packet for.
 
-use droptrace_common::{FieldId, Site, bits};
+use droptrace_common::{FieldId, Site, bits, ct_status};
 
 use super::{
     benign,
@@ -69,6 +69,27 @@ pub(super) fn dropped_without_rule(signature: &Signature<'_>, facts: &Facts) -> 
 /// Why a verdict is not laid to a rule that [`dropped_without_rule`] says there is not.
 pub(super) const RULELESS: &str = "no rule or policy can drop at this hook point: conntrack or NAT did, which drop a first packet whose entry became \
     invalid without a trace in it, or a BPF program or security module; or the rule was removed at once";
+
+/// Whether conntrack may have given the verdict as well as a rule, of which nothing is known: it drops the first packet of a connection
+/// where it confirms its entry, behind all rules at input and postrouting (`__nf_conntrack_confirm`,
+/// net/netfilter/nf_conntrack_core.c, 5.10 - 7.3), which leaves no trace in the entry on some kernels (6.1.192).
+pub(super) fn may_be_unconfirmed(signature: &Signature<'_>, event: &RawEvent, facts: &Facts) -> bool {
+    let known = facts.rules.as_ref().is_some_and(|rules| rules.count > 0);
+    let confirms = matches!(
+        HookPoint::of(facts),
+        None | Some(HookPoint::Input | HookPoint::Postrouting | HookPoint::Bridge)
+    );
+    let entry = event.field(FieldId::EntryStatus);
+    !known
+        && confirms
+        && by_verdict(signature)
+        && signature.at(&["nf_hook_slow"])
+        && entry.is_some_and(|status| status & ct_status::CONFIRMED == 0)
+}
+
+/// Why a verdict of which [`may_be_unconfirmed`] is true is not laid to a rule.
+pub(super) const UNREAD: &str = "conntrack drops the first packet of a connection at the same place as a rule, and no rule was read that can drop it: it stays open which of \
+    them did";
 
 /// Whether it was freed for a verdict behind NFQUEUE.
 pub(super) fn behind_queue(signature: &Signature<'_>) -> bool {

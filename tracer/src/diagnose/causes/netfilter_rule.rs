@@ -13,8 +13,8 @@ pub(super) static CAUSE: Cause = Cause {
     mechanism: "A rule, or the policy of a chain, of nftables or iptables gave the verdict DROP. nf_hook_slow \
         (net/netfilter/core.c) frees the packet; from 6.12 on, and in 6.1.192, nftables frees it in nft_do_chain. \
         Conntrack clashes, a full conntrack table and IPVS give the same verdict and are causes of their own; where the \
-        destination is an IPVS service and nf_hook_slow freed the packet, or where no rule or policy can drop at the hook point, it stays \
-        open who dropped it (kernel-reason). For a \
+        destination is an IPVS service and nf_hook_slow freed the packet, where no rule or policy can drop at the hook point, or where the packet would \
+        have opened a connection and the rules could not be read in time, it stays open who dropped it (kernel-reason). For a \
         local sender send() fails with EPERM. The kernel does not say which rule it was: after such a packet the rulesets of its \
         netns are read (never changed), and a rule is told if its counter alone moved, and by as many packets as were seen to end \
         so since the reading before. Hence none is told for the first packet, nor for a rule or policy of nftables that does not count.",
@@ -31,18 +31,20 @@ pub(super) static CAUSE: Cause = Cause {
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find: |event, facts| netfilter::find(event, facts, false),
     refine: Some(|event, facts| {
-        let ruleless = netfilter::dropped_without_rule(&Signature::of_event(event, facts), facts);
-        masquerade_no_address::refine(event, facts).or_else(|| ruleless.then(|| unknown::left_open(facts)))
+        let signature = Signature::of_event(event, facts);
+        let open = netfilter::dropped_without_rule(&signature, facts)
+            || netfilter::may_be_unconfirmed(&signature, event, facts);
+        masquerade_no_address::refine(event, facts).or_else(|| open.then(|| unknown::left_open(facts)))
     }),
 };
 
 #[cfg(test)]
 pub(super) mod tests {
-    use droptrace_common::Site;
+    use droptrace_common::{FieldId, Site, ct_status};
 
     use crate::diagnose::causes::{
         netfilter::tests::{by_nftables, frames, freed, rules, told_or_not},
-        sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V6_1, V6_12},
+        sample::{ACK, Kernel, SYN, SYN_ACK, Sample, V5_10, V6_1, V6_12},
     };
     use crate::diagnose::{Rules, Verdict};
 
@@ -132,6 +134,29 @@ pub(super) mod tests {
         assert_eq!(ruleless("nft_do_chain").label().cause, "netfilter-rule");
         let nowhere = frames(ruleless("nf_hook_slow"), &[]);
         assert_eq!(nowhere.label().cause, "netfilter-rule");
+    }
+
+    #[test]
+    fn of_a_first_packet_without_known_rules_it_stays_open() {
+        for (kernel, open) in [(V5_10, "unknown"), (V6_1, "kernel-reason")] {
+            let first = |names: &[&str]| {
+                let dropped = freed(kernel, Site::Free, "nf_hook_slow");
+                frames(dropped, names).field(FieldId::EntryStatus, 0)
+            };
+            let drop = first(INPUT).label();
+            assert_eq!(drop.cause, open);
+            assert!(drop.evidence["doubt"].is_string());
+            assert_eq!(first(&[]).label().cause, open);
+            // Conntrack does not confirm there, nor what it has confirmed, and a rule that is known may well have done it.
+            let forward = first(&["nf_hook_slow", "ip_forward"]).label();
+            let later = frames(freed(kernel, Site::Free, "nf_hook_slow"), INPUT)
+                .field(FieldId::EntryStatus, ct_status::CONFIRMED)
+                .label();
+            let known = first(INPUT).fact(rules(&["input"], false)).label();
+            for drop in [forward, later, known] {
+                assert_eq!(drop.cause, "netfilter-rule");
+            }
+        }
     }
 
     #[test]

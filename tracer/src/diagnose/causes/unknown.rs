@@ -116,7 +116,9 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
         }
     };
     let ruleless = || netfilter::dropped_without_rule(&signature, facts).then_some(netfilter::RULELESS);
-    let doubt = netfilter::doubt(&signature).or_else(ruleless).or_else(of_socket).or_else(|| {
+    let unread = || netfilter::may_be_unconfirmed(&signature, event, facts).then_some(netfilter::UNREAD);
+    let of_netfilter = netfilter::doubt(&signature).or_else(ruleless).or_else(unread);
+    let doubt = of_netfilter.or_else(of_socket).or_else(|| {
         let overflow = signature.site == Site::Free && signature.because(&["TCP_LISTEN_OVERFLOW"]);
         overflow.then_some(
             "the kernel gives this reason for every last ACK of a handshake that a listener refuses, whether its queue is full or not",
