@@ -155,7 +155,7 @@ pub(crate) fn entry_invalid_entry(ctx: &impl Entry) {
         Site::ConntrackInvalidNat
     };
     let words = words(ctx, format);
-    hint::leave(skb, site, 0, 0, packet::first_bytes(skb), |fields| {
+    hint::leave(skb, site, 0, 0, 0, |fields| {
         push_words(fields, words);
         push_entry(fields, entry, status);
     });
@@ -167,12 +167,11 @@ pub(crate) fn invalid_entry(ctx: &impl Entry) {
     let Some(layout) = kernel::ipvs() else { return };
     let format = ipvs_layout!(layout, arg_invalid_fmt);
     let skb = ctx.argument(0);
-    let before = packet::first_bytes(skb);
-    if !has(format) || hint::is_of(skb, before) {
+    if !has(format) || hint::goes_on_with(skb) {
         return;
     }
     let words = words(ctx, format);
-    hint::leave(skb, Site::ConntrackInvalid, 0, 0, before, |fields| {
+    hint::leave(skb, Site::ConntrackInvalid, 0, 0, 0, |fields| {
         push_words(fields, words);
     });
 }

@@ -13,8 +13,11 @@ use crate::{
 /// Fields that a hint can carry.
 pub(crate) const HINT_FIELDS: usize = 24;
 /// A synchronous hint is consumed within microseconds, unless the CPU stalls (a hypervisor that gives it to others, a
-/// sender that is preempted); an older one may belong to another packet.
+/// sender that is preempted); an older one may belong to another packet, unless that has the same first bytes.
 const STALE_NS: u64 = 50_000_000;
+/// Even then: what a peer sends again, or regularly, has the same first bytes, and comes no sooner as a rule (`TCP_TIMEOUT_INIT`,
+/// include/net/tcp.h).
+const STALE_WITH_BYTES_NS: u64 = 1_000_000_000;
 /// The same where the hint names the packet's conntrack entry, too: longer than a CPU stalls without a complaint of the kernel.
 const STALE_WITH_ENTRY_NS: u64 = 10_000_000_000;
 /// A CPU mark is consumed by the very next free of a packet like it.
@@ -25,9 +28,11 @@ const MARK_STALE_NS: u64 = 20_000_000;
 #[derive(Clone, Copy)]
 pub(crate) struct Hint {
     pub(crate) ktime_ns: u64,
-    /// To compare with at the free: IPReversePathFilter ([`Site::MartianSource`]), the address of the packet's
-    /// conntrack entry ([`Site::ConntrackClash`]), or its first bytes ([`goes_on`]).
+    /// To compare with at the free: IPReversePathFilter ([`Site::MartianSource`]) or the address of the packet's
+    /// conntrack entry ([`Site::ConntrackClash`]).
     pub(crate) before: u64,
+    /// The packet's [`packet::first_bytes`]; 0 where they are not known.
+    pub(crate) first_bytes: u64,
     pub(crate) netns: u32,
     pub(crate) bits: u32,
     pub(crate) site: u16,
@@ -61,6 +66,7 @@ pub(crate) fn leave(
     // SAFETY: no precondition.
     hint.ktime_ns = unsafe { bpf_ktime_get_ns() };
     hint.before = before;
+    hint.first_bytes = packet::first_bytes(skb);
     hint.netns = netns;
     hint.bits = bits;
     hint.site = site as u16;
@@ -80,15 +86,28 @@ pub(crate) fn waits(skb: u64) -> bool {
         return false;
     };
     // SAFETY: no precondition.
-    let age = unsafe { bpf_ktime_get_ns() }.wrapping_sub(hint.ktime_ns);
-    age < STALE_NS && !goes_on(hint.site)
+    let now = unsafe { bpf_ktime_get_ns() };
+    !goes_on(hint.site) && is_current(hint, skb, now)
 }
 
-/// Whether the hint that waits for this packet was left for one with these first bytes.
+/// Whether it is young enough to be of this packet, by its first bytes if need be.
 #[inline(always)]
-pub(crate) fn is_of(skb: u64, before: u64) -> bool {
+fn is_current(hint: &Hint, skb: u64, now: u64) -> bool {
+    let age = now.wrapping_sub(hint.ktime_ns);
+    age < STALE_NS || age < STALE_WITH_BYTES_NS && has_bytes_of(hint, skb)
+}
+
+/// Whether it was left for a packet with the first bytes of this one.
+#[inline(always)]
+fn has_bytes_of(hint: &Hint, skb: u64) -> bool {
+    hint.first_bytes != 0 && hint.first_bytes == packet::first_bytes(skb)
+}
+
+/// Whether a hint that the packet goes on with waits for it: one that was left for its first bytes.
+#[inline(always)]
+pub(crate) fn goes_on_with(skb: u64) -> bool {
     // SAFETY: as in `waits`.
-    unsafe { HINTS.get(skb) }.is_some_and(|hint| goes_on(hint.site) && hint.before == before)
+    unsafe { HINTS.get(skb) }.is_some_and(|hint| goes_on(hint.site) && has_bytes_of(hint, skb))
 }
 
 /// Turns the hint of one site that waits for this packet into that of another; false where none does.
@@ -99,7 +118,7 @@ pub(crate) fn turn(skb: u64, from: Site, into: Site) -> bool {
     };
     // SAFETY: an entry of an LRU map may be reused by another CPU while we use it; it stays mapped.
     let hint = unsafe { &mut *hint };
-    let turned = hint.site == from as u16 && hint.before == packet::first_bytes(skb);
+    let turned = hint.site == from as u16 && has_bytes_of(hint, skb);
     if turned {
         hint.site = into as u16;
     }
@@ -143,19 +162,21 @@ fn forget(hint: &mut Hint) {
 #[inline(always)]
 fn judge(hint: &mut Hint, skb: u64, entry: u64, now: u64) {
     if goes_on(hint.site) {
-        let age = now.wrapping_sub(hint.ktime_ns);
-        if entry != 0 || age >= STALE_NS || hint.before != packet::first_bytes(skb) {
+        if entry != 0 || !is_current(hint, skb, now) || !has_bytes_of(hint, skb) {
             forget(hint);
         }
         return;
     }
-    let age = now.wrapping_sub(hint.ktime_ns);
     let clash = hint.site == Site::ConntrackClash as u16;
     // NF_DROP leaves the packet its entry (`nf_ct_resolve_clash`, net/netfilter/nf_conntrack_core.c, 5.10 - 7.3): with
     // another one it is another packet.
     let other = clash && hint.before != entry;
-    let limit = if clash { STALE_WITH_ENTRY_NS } else { STALE_NS };
-    if !other && age < limit {
+    let current = if clash {
+        now.wrapping_sub(hint.ktime_ns) < STALE_WITH_ENTRY_NS
+    } else {
+        is_current(hint, skb, now)
+    };
+    if !other && current {
         emit::tally(Tally::HintsConsumed);
         return;
     }
@@ -193,6 +214,7 @@ pub(crate) fn mark(site: Site, tuple: &Tuple, netns: u32, fill: impl FnOnce(&mut
     mark.hint.netns = netns;
     mark.hint.bits = 0;
     mark.hint.before = 0;
+    mark.hint.first_bytes = 0;
     mark.hint.site = site as u16;
     // SAFETY: no precondition.
     mark.hint.ktime_ns = unsafe { bpf_ktime_get_ns() };

@@ -101,11 +101,15 @@ pub(crate) fn extent(skb: u64) -> Extent {
     }
 }
 
-/// The first eight bytes behind the network header: of TCP the ports and the sequence number.
+/// The first eight bytes behind the network header: of TCP the ports and the sequence number. 0 where it is not known where
+/// they are (`skb_transport_header_was_set`, include/linux/skbuff.h).
 #[inline(always)]
 pub(crate) fn first_bytes(skb: u64) -> u64 {
     let head: u64 = member(skb, layout!(skb_head));
-    read(head + u64::from(member::<u16>(skb, layout!(skb_transport_header))))
+    match member::<u16>(skb, layout!(skb_transport_header)) {
+        0 | u16::MAX => 0,
+        transport => read(head + u64::from(transport)),
+    }
 }
 
 /// `::ffff:a.b.c.d`.
