@@ -185,6 +185,9 @@ numbered! {
         GroupNotJoined = 51 => "kfree_skb:group-not-joined",
         /// The same, but the device has joined the group, or the packet has a route.
         GroupJoined = 52 => "kfree_skb:group-joined",
+        /// `tcp_try_rmem_schedule` refused a segment whose socket has room: there is no memory (kernels without drop reasons, whose
+        /// free is not traced).
+        TcpMemory = 53 => "tcp_try_rmem_schedule",
     }
 }
 

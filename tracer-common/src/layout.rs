@@ -258,6 +258,9 @@ layout! {
     arg_udp_enqueue_skb = Parameter("__udp_enqueue_schedule_skb", "skb");
     arg_add_backlog_sk = Parameter("tcp_add_backlog", "sk");
     arg_add_backlog_skb = Parameter("tcp_add_backlog", "skb");
+    arg_try_rmem_sk = Parameter("tcp_try_rmem_schedule", "sk");
+    arg_try_rmem_skb = Parameter("tcp_try_rmem_schedule", "skb");
+    parameters_try_rmem = ParameterCount("tcp_try_rmem_schedule");
     parameters_udp_enqueue = ParameterCount("__udp_enqueue_schedule_skb");
     parameters_add_backlog = ParameterCount("tcp_add_backlog");
     parameters_peer_is_proven = ParameterCount("tcp_peer_is_proven");

@@ -140,6 +140,7 @@ at_entry! {
     tcp_validate_incoming_fentry, tcp_validate_incoming_kprobe => |ctx| time_wait::validate_entry(ctx);
     udp_enqueue_fentry, udp_enqueue_kprobe => |ctx| receive::udp_enqueue_entry(ctx);
     tcp_add_backlog_fentry, tcp_add_backlog_kprobe => |ctx| receive::add_backlog_entry(ctx);
+    tcp_try_rmem_schedule_fentry, tcp_try_rmem_schedule_kprobe => |ctx| receive::try_rmem_entry(ctx);
     tcp_v4_send_reset_fentry, tcp_v4_send_reset_kprobe => |ctx| reject::send_reset_entry(ctx);
     tcp_v6_send_reset_fentry, tcp_v6_send_reset_kprobe => |ctx| reject::send_reset_entry(ctx);
     icmp_send_fentry, icmp_send_kprobe => |ctx| reject::icmp_send_entry(ctx);
@@ -162,6 +163,7 @@ at_exit! {
     tcp_check_req_fexit, tcp_check_req_kretprobe => |ctx| time_wait::check_req_exit(ctx);
     udp_enqueue_fexit, udp_enqueue_kretprobe => |ctx| receive::udp_enqueue_exit(ctx);
     tcp_add_backlog_fexit, tcp_add_backlog_kretprobe => |ctx| receive::add_backlog_exit(ctx);
+    tcp_try_rmem_schedule_fexit, tcp_try_rmem_schedule_kretprobe => |ctx| receive::try_rmem_exit(ctx);
     tcp_validate_incoming_fexit, tcp_validate_incoming_kretprobe => |ctx| time_wait::validate_exit(ctx);
 }
 

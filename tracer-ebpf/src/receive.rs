@@ -1,13 +1,14 @@
-//! Packets that their socket has no room for. Hooked only where the kernel has no drop reasons: there the free does not
+//! Packets that their socket has no room or memory for. Hooked only where the kernel has no drop reasons: there the free does not
 //! tell them from others.
 
 use droptrace_common::{FieldId, Site};
 
 use crate::{
     args::{Entry, Exit},
-    emit::Fields,
+    emit::{self, Fields},
     hint,
     kernel::{self, layout, member, net_of_sock, tcp_ext},
+    packet,
     scratch::{self, Function},
 };
 
@@ -71,6 +72,44 @@ pub(crate) fn add_backlog_exit(ctx: &impl Exit) {
     {
         full(skb, sk, Site::SocketBacklogFull);
     }
+}
+
+/// `tcp_try_rmem_schedule(sk, skb, size)`, net/ipv4/tcp_input.c: room for a segment that is to be queued, IPv4 and IPv6.
+#[inline(always)]
+pub(crate) fn try_rmem_entry(ctx: &impl Entry) {
+    let Some(call) = scratch::slot(Function::TryRmemSchedule) else {
+        return;
+    };
+    call.sk = ctx.argument(layout!(arg_try_rmem_sk));
+    call.skb = ctx.argument(layout!(arg_try_rmem_skb));
+}
+
+/// Its end: -1 says that the segment is to be freed, which no tracepoint tells. It gives up a socket whose receive buffer is
+/// full as long as it is (`tcp_prune_queue`), and any other only since `sk_rmem_schedule` got no memory.
+#[inline(always)]
+pub(crate) fn try_rmem_exit(ctx: &impl Exit) {
+    let Some(call) = scratch::take(Function::TryRmemSchedule) else {
+        return;
+    };
+    let (skb, sk) = (call.skb, call.sk);
+    call.skb = 0;
+    let queued: u32 = member(sk, layout!(sock_rmem_alloc));
+    let limit: u32 = member(sk, layout!(sock_rcvbuf));
+    // `tcp_send_rcvq` asks for what a program puts into the queue itself: no packet.
+    if ctx.returned(layout!(parameters_try_rmem)) as i32 == 0
+        || queued as i32 > limit as i32
+        || packet::ethertype(skb) == 0
+    {
+        return;
+    }
+    let netns = kernel::inode_of_net(net_of_sock(sk));
+    emit::direct(skb, Site::TcpMemory as u16, netns, 0, |fields| {
+        fields.push(
+            FieldId::ExpectedSequence,
+            u64::from(member::<u32>(sk, layout!(tcp_rcv_nxt))),
+        );
+        about(fields, sk);
+    });
 }
 
 #[inline(always)]

@@ -18,11 +18,12 @@ pub(crate) enum Function {
     UdpEnqueue = 9,
     AddBacklog = 10,
     CookieCheck = 11,
+    TryRmemSchedule = 12,
 }
 
 impl Function {
     /// How many there are.
-    pub(crate) const COUNT: u32 = 12;
+    pub(crate) const COUNT: u32 = 13;
 }
 
 /// Bytes of a TCP header without options.

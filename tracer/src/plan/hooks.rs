@@ -398,6 +398,23 @@ pub const HOOKS: &[Hook] = &[
         ..ROW
     },
     Hook {
+        name: "tcp_try_rmem_schedule",
+        doc: "a segment for which TCP has no memory, although its socket has room",
+        target: Target::Function(&["tcp_try_rmem_schedule"], Phases::EntryAndExit),
+        when: When::WithoutReasons,
+        needs: &[
+            "arg_try_rmem_sk",
+            "arg_try_rmem_skb",
+            "parameters_try_rmem",
+            "sock_rmem_alloc",
+            "sock_rcvbuf",
+            "skb_protocol",
+        ],
+        serves: &[all_unless("tcp-memory", "PROTO_MEM")],
+        price: "once for each segment off the TCP fast path that meets others in its socket's queue, or a gap before it",
+        ..ROW
+    },
+    Hook {
         name: "tcp_v4_send_reset",
         doc: "a segment that belongs to no socket",
         target: Target::Function(&["tcp_v4_send_reset"], Phases::Entry),

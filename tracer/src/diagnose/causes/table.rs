@@ -175,6 +175,7 @@ const ROWS: &[Row] = &[
     (NEW, Site::Free, Some("TCP_MD5NOTFOUND"), Some("tcp_v4_rcv"), TCP | SYN, "tcp-md5"),
     (&[V6_12, V7_3], Site::Free, Some("TCP_AOFAILURE"), Some("tcp_v6_rcv"), TCP, "tcp-ao"),
     (NEW, Site::Free, Some("PROTO_MEM"), Some("tcp_data_queue"), TCP, "tcp-memory"),
+    (OLD, Site::TcpMemory, None, None, TCP, "tcp-memory"),
     // Netfilter.
     (OLD, Site::Free, None, Some("nf_hook_slow"), TCP | SYN, "netfilter-rule"),
     (NEW, Site::Free, Some("NETFILTER_DROP"), Some("nf_hook_slow"), TCP | SYN, "netfilter-rule"),

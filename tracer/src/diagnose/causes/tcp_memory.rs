@@ -1,6 +1,6 @@
 //! `tcp-memory`: all TCP sockets together hold as much as they may.
 
-use droptrace_common::{Site, bits};
+use droptrace_common::{FieldId, Site, bits};
 
 use super::{
     unknown,
@@ -19,8 +19,8 @@ pub(super) static CAUSE: Cause = Cause {
         holds more than its share gets no more. A segment for which there is no memory is dropped (tcp_data_queue and tcp_data_queue_ofo, \
         net/ipv4/tcp_input.c; reason PROTO_MEM), TCPRcvQDrop or TCPOFODrop counts it, and the peer sends it again. A full receive buffer of the socket \
         itself has the same reason at the same place: only while all sockets together hold more than the second number it is this cause, \
-        otherwise it stays open (kernel-reason). Kernels before drop reasons free such segments without a trace: there \
-        the counters alone tell, and as a full receive buffer moves them, too, this cause is not told.",
+        otherwise it stays open (kernel-reason). Kernels before drop reasons, such as 5.10, free such segments without a trace, and a full receive \
+        buffer moves the same counters: there tcp_try_rmem_schedule is looked at, which refuses a segment whose socket has room only for want of memory.",
     evidence: &[
         ("socket", "local address and port of the connection"),
         (
@@ -43,15 +43,19 @@ pub(super) static CAUSE: Cause = Cause {
         Need::HostSysctl("net.ipv4.tcp_mem"),
     ],
     matches: |signature| {
-        signature.site == Site::Free && signature.because(&["PROTO_MEM"]) && signature.has(bits::TCP)
+        signature.site == Site::TcpMemory
+            || signature.site == Site::Free && signature.because(&["PROTO_MEM"]) && signature.has(bits::TCP)
     },
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,
-    refine: Some(|_, facts| (!short(facts)).then_some(&unknown::KERNEL_REASON)),
+    refine: Some(|_, facts| (!short(facts)).then(|| unknown::left_open(facts))),
 };
 
 /// Why a segment without memory is not laid to all sockets together.
 pub(super) const DOUBT: &str = "the receive buffer of the socket is full, its cgroup may have no more memory, or all TCP sockets held too much a moment before: the kernel gives the same reason for each";
+
+/// The same of a socket whose receive buffer has room.
+pub(super) const DOUBT_WITH_ROOM: &str = "there was no memory for the segment: the cgroup of the socket may have no more, or all TCP sockets held too much a moment before";
 
 /// Whether all TCP sockets hold more than net.ipv4.tcp_mem allows without pressure (`__sk_mem_raise_allocated`, net/core/sock.c).
 fn short(facts: &Facts) -> bool {
@@ -66,11 +70,21 @@ fn short(facts: &Facts) -> bool {
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
     let mut found = Finding::default();
+    let packet = event.parse();
+    let sequences = event
+        .field(FieldId::ExpectedSequence)
+        .zip(packet.tcp.map(|tcp| tcp.sequence));
     // Often a part of tcp_data_queue, whose name then says nothing of the order (seen on 6.12.118).
     if facts.location.as_deref() == Some("tcp_data_queue_ofo") {
         found.counter = CountedBy::Named("TcpExtTCPOFODrop");
+    } else if let Some((expected, sequence)) = sequences {
+        let ahead = sequence.wrapping_sub(expected as u32) as i32 > 0;
+        found.counter = CountedBy::Named(if ahead {
+            "TcpExtTCPOFODrop"
+        } else {
+            "TcpExtTCPRcvQDrop"
+        });
     }
-    let packet = event.parse();
     found
         .put("socket", endpoint(packet.dst, packet.dport))
         .put("pages", facts.memory_pages)
@@ -93,13 +107,17 @@ fn find(event: &RawEvent, facts: &Facts) -> Finding {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use droptrace_common::Site;
+    use droptrace_common::{FieldId, Site};
 
-    use crate::diagnose::causes::sample::{ACK, Kernel, Sample, V6_1, V6_12, V7_3};
+    use crate::diagnose::causes::sample::{ACK, Kernel, Sample, V5_10, V7_3};
 
     fn at(kernel: Kernel, pages: u64) -> Sample {
-        Sample::freed(kernel, Site::Free, "tcp_data_queue")
-            .reason("PROTO_MEM")
+        let sample = if kernel == V5_10 {
+            Sample::hook(kernel, Site::TcpMemory)
+        } else {
+            Sample::freed(kernel, Site::Free, "tcp_data_queue").reason("PROTO_MEM")
+        };
+        sample
             .tcp("10.0.0.9:4000", "10.0.0.1:80", ACK)
             .on("eth0")
             .sysctl("net.ipv4.tcp_mem", "10\t20\t30")
@@ -107,7 +125,7 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn samples() -> Vec<Sample> {
-        [V6_1, V6_12, V7_3].map(|kernel| at(kernel, 31)).into()
+        Kernel::ALL.map(|kernel| at(kernel, 31)).into()
     }
 
     #[test]
@@ -119,8 +137,18 @@ pub(super) mod tests {
             Some("TcpExtTCPRcvQDrop or TcpExtTCPOFODrop")
         );
         assert_eq!(drop.evidence["pages"], 31);
-        let open = at(V7_3, 20).label();
-        assert_eq!(open.cause, "kernel-reason");
-        assert!(open.evidence["doubt"].is_string());
+        for (kernel, slug) in [(V5_10, "unknown"), (V7_3, "kernel-reason")] {
+            let open = at(kernel, 20).label();
+            assert_eq!(open.cause, slug);
+            assert!(open.evidence["doubt"].is_string());
+        }
+    }
+
+    #[test]
+    fn the_order_tells_the_counter() {
+        for (expected, counter) in [(1000, "TcpExtTCPRcvQDrop"), (900, "TcpExtTCPOFODrop")] {
+            let drop = at(V5_10, 31).field(FieldId::ExpectedSequence, expected).label();
+            assert_eq!(drop.counter.as_deref(), Some(counter));
+        }
     }
 }

@@ -99,7 +99,7 @@ fn kernels(slug: &str) -> &'static [Kernel] {
         "paws-old-ack" => &[V7_3],
         // 5.10 has no reason to keep, and frees old segments untraced.
         "kernel-reason" | "xfrm-policy" | "duplicate-data" | "segment-after-fin" | "socket-filter"
-        | "tcp-memory" | "tcp-md5" => &[V6_1, V6_12, V7_3],
+        | "tcp-md5" => &[V6_1, V6_12, V7_3],
         // Since 6.7.
         "tcp-ao" => &[V6_12, V7_3],
         _ => &Kernel::ALL,

@@ -101,7 +101,9 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
     let signature = Signature::of_event(event, facts);
     let free = signature.site == Site::Free;
     let of_socket = || {
-        if !free {
+        if signature.site == Site::TcpMemory {
+            Some(tcp_memory::DOUBT_WITH_ROOM)
+        } else if !free {
             None
         } else if signature.because(&["SOCKET_FILTER"]) {
             Some(socket_filter::doubt(event, facts))
