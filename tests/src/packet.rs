@@ -36,6 +36,8 @@ pub struct Segment {
     pub acknowledged: u32,
     /// Timestamp option: own value, echoed value.
     pub timestamp: Option<(u32, u32)>,
+    /// Authentication option (RFC 5925), instead of all others: number of the key; its code is none of any key's.
+    pub authentication: Option<u8>,
     /// Payload.
     pub data: Vec<u8>,
 }
@@ -50,8 +52,16 @@ impl Segment {
             sequence,
             acknowledged: 0,
             timestamp: None,
+            authentication: None,
             data: Vec::new(),
         }
+    }
+
+    /// With the authentication option, by the key of this number.
+    #[must_use]
+    pub fn authentication(mut self, key: u8) -> Self {
+        self.authentication = Some(key);
+        self
     }
 
     /// With the timestamp option.
@@ -110,7 +120,15 @@ impl Segment {
                 TcpOptionElement::Timestamp(value, echo),
             ]);
         }
-        let tcp = tcp.options(&options).context("too many TCP options")?;
+        let tcp = if let Some(key) = self.authentication {
+            // Kind, length, number of the key, number of the next one, code of 12 bytes.
+            let mut option = [0x5a; 16];
+            option[..4].copy_from_slice(&[29, 16, key, key]);
+            tcp.options_raw(&option)
+        } else {
+            tcp.options(&options)
+        };
+        let tcp = tcp.context("too many TCP options")?;
         let mut bytes = Vec::with_capacity(tcp.size(self.data.len()));
         tcp.write(&mut bytes, &self.data)
             .context("cannot make the segment")?;
@@ -410,6 +428,7 @@ impl Client {
             sequence: self.sequence,
             acknowledged: self.expected,
             timestamp: self.timestamp.map(|value| (value, self.echo)),
+            authentication: None,
             data: data.to_vec(),
         }
     }
@@ -456,6 +475,7 @@ mod tests {
                 sequence: 7,
                 acknowledged: 9,
                 timestamp: Some((11, 13)),
+                authentication: None,
                 data: b"abc".to_vec(),
             };
             let read = Packet::parse(&made.bytes().unwrap()).unwrap();

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
+use droptrace::diagnose::Drop as Labelled;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -42,6 +43,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("cgroup-bpf-ingress-v6", |t| cgroup(t, V6, Way::Ingress)),
     Scenario::new("tcp-md5-v4", |t| md5(t, V4)),
     Scenario::new("tcp-md5-v6", |t| md5(t, V6)),
+    Scenario::new("tcp-ao-v4", |t| ao(t, V4)),
+    Scenario::new("tcp-ao-v6", |t| ao(t, V6)),
 ];
 
 const PORT: u16 = 5300;
@@ -434,6 +437,99 @@ fn cgroup(t: &Test, family: IpFamily, way: Way) -> Result<Outcome> {
     }
     drop(actor);
     Ok(Outcome::Passed(format!("{counted} and {cause}: {REFUSED}")))
+}
+
+/// SYNs of a peer that the listener has a key for: without a signature, with a wrong one, by another key; and signed ones to a
+/// listener that has no keys.
+fn ao(t: &Test, family: IpFamily) -> Result<Outcome> {
+    /// `struct tcp_ao_add`, `TCP_AO_ADD_KEY` (include/uapi/linux/tcp.h, since 6.7).
+    #[repr(C, align(8))]
+    struct Ao {
+        address: libc::sockaddr_storage,
+        algorithm: [u8; 64],
+        ifindex: i32,
+        flags: u32,
+        reserved: u16,
+        prefix: u8,
+        send_id: u8,
+        receive_id: u8,
+        code_length: u8,
+        key_flags: u8,
+        key_length: u8,
+        key: [u8; 80],
+    }
+    const TCP_AO_ADD_KEY: libc::c_int = 38;
+    const NUMBER: u8 = 100;
+    const CASES: [(&str, &str, u64); 4] = [
+        ("missing", "TcpExtTCPAORequired", 2),
+        ("wrong", "TcpExtTCPAOBad", 3),
+        ("unknown-key", "TcpExtTCPAOKeyNotFound", 4),
+        ("unexpected", "TcpExtTCPAOKeyNotFound", 5),
+    ];
+    let wire = Wire::new(t, family)?;
+    let listener = listen(&wire.netns, wire.address(PORT), 16)?;
+    let keyless = listen(&wire.netns, wire.address(PORT + 1), 16)?;
+    let peer = socket2::SockAddr::from(SocketAddr::new(wire.peer(0).ip(), 0));
+    // SAFETY: any bytes are a key.
+    let mut key: Ao = unsafe { std::mem::zeroed() };
+    // SAFETY: the address is shorter than the place for it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            peer.as_ptr().cast::<u8>(),
+            (&raw mut key.address).cast::<u8>(),
+            peer.len() as usize,
+        );
+    }
+    key.algorithm[..10].copy_from_slice(b"hmac(sha1)");
+    key.prefix = match family {
+        V4 => 32,
+        V6 => 128,
+    };
+    (key.send_id, key.receive_id) = (NUMBER, NUMBER);
+    key.key_length = 6;
+    key.key[..6].copy_from_slice(b"secret");
+    if let Err(error) = set_option(&listener, libc::IPPROTO_TCP, TCP_AO_ADD_KEY, &key) {
+        let unknown = io::Error::from_raw_os_error(libc::ENOPROTOOPT).to_string();
+        ensure!(error.to_string().ends_with(&unknown), error);
+        return Ok(Outcome::Skipped("this kernel is built without TCP-AO".to_owned()));
+    }
+    let before = Counters::read(&wire.netns)?;
+    let mut port = 3000;
+    for (what, _, sent) in CASES {
+        for _ in 0..sent {
+            port += 1;
+            let syn = |to| Segment::syn(wire.peer(port), wire.address(to), 1);
+            let segment = match what {
+                "missing" => syn(PORT),
+                "wrong" => syn(PORT).authentication(NUMBER),
+                "unknown-key" => syn(PORT).authentication(NUMBER + 1),
+                _ => syn(PORT + 1).authentication(NUMBER),
+            };
+            wire.tun.send(&segment.bytes()?)?;
+        }
+    }
+    for (_, counter, _) in CASES {
+        let of_counter = CASES.iter().filter(|(_, other, _)| *other == counter);
+        let expected = of_counter.map(|(.., sent)| sent).sum::<u64>();
+        wait_until(counter, || Ok(grown(&wire.netns, &before, counter)? >= expected))?;
+        let counted = grown(&wire.netns, &before, counter)?;
+        ensure!(counted == expected, "{counter} grew by {counted}, not {expected}");
+    }
+    let all = CASES.iter().map(|(.., sent)| sent).sum();
+    t.expect(&[Expected::dropped(&wire.netns, "tcp-ao", all)])?;
+    for (what, counter, _) in CASES {
+        let of_case = |drop: &Labelled| drop.evidence["signature"] == what;
+        if let Some(seen) = t.drop_where(&wire.netns, "tcp-ao", of_case)? {
+            let to = if what == "unexpected" { PORT + 1 } else { PORT };
+            seen.goes(wire.peer(0), wire.address(to))?
+                .counter(counter)?
+                .has_evidence("peer")?;
+        }
+    }
+    drop((listener, keyless));
+    Ok(Outcome::Passed(format!(
+        "missing 2, wrong 3, unknown key 4, unexpected 5: tcp-ao {all}"
+    )))
 }
 
 /// SYNs without a signature, of a peer that the listener has a password for.

@@ -168,16 +168,10 @@ pub(super) static ALL: &[&Cause] = &[
 ];
 
 /// Causes that no scenario provokes, and why: they rest on unit tests from events in the shape of each kernel.
-pub const UNPROVOKED: &[(&str, &str)] = &[
-    (
-        "nic-rx-missed",
-        "the emulated guests of the tests have no network card",
-    ),
-    (
-        "tcp-ao",
-        "of the kernels that the tests boot only 7.x is built with TCP-AO, and no scenario sets its keys yet",
-    ),
-];
+pub const UNPROVOKED: &[(&str, &str)] = &[(
+    "nic-rx-missed",
+    "the emulated guests of the tests have no network card",
+)];
 
 pub(super) use ipvs_timewait_reuse::CAUSE as IPVS_TIMEWAIT_REUSE;
 pub(super) use netfilter::settled_site;
