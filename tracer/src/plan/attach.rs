@@ -15,8 +15,13 @@ use aya::{
     maps::{Array, MapError, MapType, ProgramArray},
     programs::{Program, ProgramError, ProgramFd},
 };
+use aya_obj::btf::{BtfType, Func, FuncLinkage};
 use droptrace_common::{IpvsLayout, Layout, Scope};
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::resource::{RLIM_INFINITY, Resource, setrlimit},
+    unistd::chroot,
+};
 
 use super::{
     Choice, Hook, Method, Phases, Place, Plan, PlanError, PlannedHook, Symbols, Target, When,
@@ -26,6 +31,9 @@ use crate::diagnose::{Gap, HookState};
 
 /// Map that carries the layout of modules to the programs.
 const MODULE_LAYOUT_MAP: &str = "IPVS_LAYOUT";
+
+/// A folder that every system has, and that holds no BTF.
+const ELSEWHERE: &str = "/proc/self/fdinfo";
 
 /// What all programs of the tracepoint call as their tail, and the map by which they do so.
 const TAIL: &str = "kfree_skb_look";
@@ -66,9 +74,6 @@ pub enum LoadError {
         /// What the kernel said.
         error: io::Error,
     },
-    /// The kernel does not describe its types.
-    #[error("cannot read the kernel's BTF: {0}; next: use a kernel built with CONFIG_DEBUG_INFO_BTF=y")]
-    NoBtf(#[from] aya::BtfError),
     /// The programs and this binary do not fit together, or the kernel lacks a map type.
     #[error("cannot load the BPF object: {}; next: build both anew with `cargo xtask build`", chain(.0))]
     Object(#[from] EbpfError),
@@ -140,8 +145,8 @@ pub struct Loaded {
     hooks: Vec<Attached>,
     /// The loaded object, with its maps.
     pub ebpf: Ebpf,
-    /// Ids of the functions that trampolines go to.
-    functions: Btf,
+    /// Functions that trampolines may go to, by their ids in the kernel's BTF.
+    functions: BTreeMap<u32, &'static str>,
     ipvs: bool,
     modules: Vec<(&'static str, u64)>,
     /// Whether [`TAIL`] is there; else why not.
@@ -164,7 +169,7 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     let scope = scope_bytes(options.scope);
     // Levels of aya-log: 0 is none, 5 all.
     let log_level: u8 = if options.log { 5 } else { 0 };
-    let mut loader = EbpfLoader::new();
+    let mut loader = loader();
     // No program has relocations against the kernel's types: user space resolves them. Of the verifier's log only
     // the error is wanted; what it says of each instruction takes megabytes, and several attempts to fit them.
     loader
@@ -181,7 +186,7 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     let mut loaded = Loaded {
         ebpf,
         tail,
-        functions: plan.function_ids()?,
+        functions: plan.functions.clone(),
         hooks: Vec::new(),
         ipvs: options.ipvs,
         modules: module_identities(&plan.options.root),
@@ -189,6 +194,40 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     };
     loaded.write_module_layout(&plan.module_layout)?;
     Ok(loaded)
+}
+
+/// A loader that did not parse the kernel's BTF. aya's parses it when it is made, whatever it is told afterwards, which takes
+/// a tenth of a second and 20 MB. It goes on without where there is none: so it is made by a thread of its own whose root is
+/// a folder without it. Where that is not permitted it is parsed for nothing.
+fn loader() -> EbpfLoader<'static> {
+    let elsewhere = || -> nix::Result<()> {
+        unshare(CloneFlags::CLONE_FS)?;
+        chroot(ELSEWHERE)
+    };
+    thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            let _ = elsewhere();
+            EbpfLoader::new()
+        });
+        made.join()
+            .unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
+    })
+}
+
+/// BTF in which nothing but these functions is left, under their ids; nameless types hold the places of all others. What loads
+/// a trampoline looks its function up there: in all of the kernel's BTF that takes 5 ms each.
+fn functions_alone(functions: &BTreeMap<u32, &str>) -> Btf {
+    let mut btf = Btf::new();
+    // Id 0 is that of `void`.
+    let mut next = 1;
+    for (id, name) in functions {
+        while next < *id {
+            next = btf.add_type(BtfType::Unknown) + 1;
+        }
+        let name = btf.add_string(name);
+        next = btf.add_type(BtfType::Func(Func::new(name, 0, FuncLinkage::Static))) + 1;
+    }
+    btf
 }
 
 /// Loads [`TAIL`] and puts it where it is called.
@@ -260,7 +299,7 @@ impl Loaded {
     /// went with it. Says whether anything became of a hook that was not so before.
     ///
     /// # Errors
-    /// `/proc/kallsyms` cannot be read; all hooks stay as they are.
+    /// `/proc/kallsyms` or the kernel's BTF cannot be read; all hooks stay as they are.
     pub fn module_changed(&mut self, plan: &mut Plan) -> Result<bool, PlanError> {
         let modules = module_identities(&plan.options.root);
         plan.refresh()?;
@@ -384,7 +423,14 @@ impl Loaded {
     /// Attaches hooks side by side, since the kernel lets each wait until no CPU runs the code that it changes. The free
     /// comes last: without the hooks that know why, it would have no more to say than its place.
     fn attach_all(&mut self, hooks: &[&PlannedHook]) -> Vec<Attached> {
-        let (ipvs, functions, tail) = (self.ipvs, &self.functions, &self.tail);
+        let (ipvs, tail) = (self.ipvs, &self.tail);
+        let by_trampoline = |planned: &&PlannedHook| matches!(&planned.choice, Choice::Attach(place) if place.methods.contains(&Method::Trampoline));
+        // Several megabytes, and needed by few hooks after the start.
+        let functions = &if hooks.iter().any(by_trampoline) {
+            functions_alone(&self.functions)
+        } else {
+            Btf::new()
+        };
         let mut programs: HashMap<&str, &mut Program> = self.ebpf.programs_mut().collect();
         let mut own = |hook: &Hook| -> Programs<'_> {
             Method::ALL
@@ -710,4 +756,21 @@ fn status_value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
         .lines()
         .find_map(|line| line.strip_prefix(key))
         .map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use aya_obj::btf::BtfKind;
+
+    use super::*;
+
+    #[test]
+    fn functions_keep_their_ids() {
+        let btf = functions_alone(&BTreeMap::from([(3, "early"), (4, "next"), (90_000, "late")]));
+        let id = |name| btf.id_by_type_name_kind(name, BtfKind::Func).ok();
+        assert_eq!(
+            [id("early"), id("next"), id("late"), id("other")],
+            [Some(3), Some(4), Some(90_000), None]
+        );
+    }
 }

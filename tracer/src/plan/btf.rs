@@ -2,6 +2,7 @@
 //! modules.
 
 use std::{
+    collections::BTreeMap,
     collections::{BTreeSet, HashSet},
     fs,
     io::{self, Write as _},
@@ -14,7 +15,7 @@ use droptrace_common::{IpvsLayout, Layout, LayoutEntry, Resolve};
 use memmap2::Mmap;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::scan::{self, Enumerators, Ids, Raw};
+use super::scan::{Enumerators, Ids, Raw};
 
 /// Why BTF could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -151,12 +152,11 @@ impl Types {
         self.functions(name).next().is_some()
     }
 
-    /// BTF in which nothing but these (wanted) functions is left, under the ids that they have in the kernel. What loads
-    /// a trampoline looks its function up there: in all of the kernel's BTF that takes 5 ms each.
-    pub fn functions_alone<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<u8> {
+    /// Those of these (wanted) names that are functions, by their ids.
+    pub fn function_ids<'a>(&self, names: impl Iterator<Item = &'a str>) -> BTreeMap<u32, &'a str> {
         let is_function = |id: &u32| matches!(self.btf.resolve_type_by_id(*id), Ok(Type::Func(_)));
         let named = names.flat_map(|name| self.ids_of(name).iter().map(move |id| (*id, name)));
-        scan::functions_alone(&named.filter(|(id, _)| is_function(id)).collect())
+        named.filter(|(id, _)| is_function(id)).collect()
     }
 
     /// Names and values of an enum of this (wanted) name, in the kernel's order.

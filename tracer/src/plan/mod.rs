@@ -16,7 +16,7 @@ mod tests;
 pub mod watch;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -198,7 +198,8 @@ pub struct Plan {
     pub gaps: Vec<Gap>,
     missing: Vec<Missing>,
     module_missing: Vec<Missing>,
-    types: Types,
+    /// Those functions of the kernel proper that hooks may go to, by their ids. The BTF itself is megabytes, hence not kept.
+    functions: BTreeMap<u32, &'static str>,
     /// Functions that the BTF of loaded modules describes, by module.
     module_functions: HashMap<&'static str, HashSet<&'static str>>,
     modules: Vec<(&'static str, u64)>,
@@ -224,8 +225,7 @@ impl Plan {
     /// # Errors
     /// The kernel has no BTF, or `/proc` cannot be read. Anything else that is missing is a gap.
     pub fn probe(options: &ProbeOptions) -> Result<Self, PlanError> {
-        let types =
-            Types::read(&options.path("sys/kernel/btf/vmlinux"), &wanted()).map_err(PlanError::NoBtf)?;
+        let types = kernel_types(options)?;
         let (layout, missing) = layout::of_kernel(&types);
         let mut plan = Self {
             kernel: Kernel::read(options)?,
@@ -238,7 +238,7 @@ impl Plan {
             gaps: Vec::new(),
             missing,
             module_missing: Vec::new(),
-            types,
+            functions: types.function_ids(function_names()),
             module_functions: HashMap::new(),
             modules: Vec::new(),
             has_symbols: false,
@@ -246,7 +246,7 @@ impl Plan {
             has_kprobes: options.path("sys/bus/event_source/devices/kprobe").exists(),
             options: options.clone(),
         };
-        plan.read_modules();
+        plan.read_modules(&types);
         if !plan.choose_all() {
             plan.find_symbols()?;
         }
@@ -256,10 +256,10 @@ impl Plan {
     /// Looks again at what changes when a module comes or goes: symbols, and all that depends on them.
     ///
     /// # Errors
-    /// `/proc/kallsyms` cannot be read.
+    /// `/proc/kallsyms` or the kernel's BTF cannot be read.
     pub fn refresh(&mut self) -> Result<(), PlanError> {
         let symbols = self.symbol_reader()()?;
-        self.read_modules();
+        self.read_modules(&kernel_types(&self.options)?);
         self.found_symbols(symbols);
         Ok(())
     }
@@ -338,28 +338,27 @@ impl Plan {
         self.layout.kfree_skb_arguments != ABSENT && self.layout.kfree_skb_arguments >= 3
     }
 
-    /// The ids of those functions of the kernel proper that trampolines may go to.
-    fn function_ids(&self) -> Result<aya::Btf, aya::BtfError> {
-        let functions = self.types.functions_alone(function_names());
-        aya::Btf::parse(&functions, aya::Endianness::default())
+    /// Whether BTF describes this function of the kernel proper.
+    fn has_function(&self, name: &str) -> bool {
+        self.functions.values().any(|function| *function == name)
     }
 
     /// Reads the BTF of those modules that hooks and reasons need.
-    fn read_modules(&mut self) {
+    fn read_modules(&mut self, types: &Types) {
         let wanted = wanted();
         self.modules = module_identities(&self.options.root);
         self.module_functions.clear();
         let mut loaded: Vec<Types> = Vec::new();
         for module in module_names() {
             let path = self.options.path("sys/kernel/btf").join(module);
-            if let Ok(types) = self.types.read_module(&path, &wanted) {
-                let functions = function_names().filter(|name| types.has_function(name)).collect();
+            if let Ok(own) = types.read_module(&path, &wanted) {
+                let functions = function_names().filter(|name| own.has_function(name)).collect();
                 self.module_functions.insert(module, functions);
-                loaded.push(types);
+                loaded.push(own);
             }
         }
         let mut reasons = Reasons::default();
-        let all: Vec<&Types> = loaded.iter().chain([&self.types]).collect();
+        let all: Vec<&Types> = loaded.iter().chain([types]).collect();
         for types in &all {
             reasons.add(types);
         }
@@ -460,7 +459,7 @@ impl Plan {
 
     /// Where a function is that BTF describes; whether it can be attached there the kernel says.
     fn place_by_types(&self, hook: &Hook, name: &str) -> Option<Place> {
-        let (module, methods) = if self.types.has_function(name) {
+        let (module, methods) = if self.has_function(name) {
             (None, self.methods(hook, hook.module.is_none()))
         } else {
             let module = hook.module?;
@@ -508,7 +507,7 @@ impl Plan {
             hook.module.is_none()
                 && function.module.is_none()
                 && function.name == name
-                && self.types.has_function(name),
+                && self.has_function(name),
         );
         if methods.is_empty() {
             return Err(format!(
@@ -643,6 +642,11 @@ const OF_THE_SOCKET: &[(&[&str], &[&str])] = &[
         &["expected_sequence", "window", "ahead"],
     ),
 ];
+
+/// Reads the BTF of the kernel proper.
+fn kernel_types(options: &ProbeOptions) -> Result<Types, PlanError> {
+    Types::read(&options.path("sys/kernel/btf/vmlinux"), &wanted()).map_err(PlanError::NoBtf)
+}
 
 /// Functions that hooks may go to.
 fn function_names() -> impl Iterator<Item = &'static str> {

@@ -3,16 +3,11 @@
 //! a plan needs a hundred: parsing each, as a library does, costs half of what
 //! the whole start may take.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use memchr::memchr;
 
 const HEADER: usize = 24;
-/// Magic number, version and flags.
-const START: u32 = 0x0001_eb9f;
-/// Kinds of types, at their place in the second word of a type.
-const FORWARD: u32 = 7 << 24;
-const FUNCTION: u32 = 12 << 24;
 /// How many different looks names have for [`Sought`].
 const PRINTS: usize = 1 << 12;
 /// Bytes of what every type starts with: name, kind and count, size or type.
@@ -152,23 +147,6 @@ impl<'a> Raw<'a> {
         }
         Some((ids, enumerators))
     }
-}
-
-/// BTF with these functions under these ids; nameless declarations hold the places of all other types.
-pub(super) fn functions_alone(functions: &BTreeMap<u32, &str>) -> Vec<u8> {
-    let words = |words: [u32; TYPE / 4]| words.map(u32::to_ne_bytes).concat();
-    let last = functions.last_key_value().map_or(0, |(id, _)| *id);
-    let mut types = words([0, FORWARD, 0]).repeat(last as usize);
-    let mut strings = vec![0];
-    for (id, name) in functions {
-        let place = (*id as usize - 1) * TYPE;
-        types[place..place + TYPE].copy_from_slice(&words([strings.len() as u32, FUNCTION, 0]));
-        strings.extend_from_slice(name.as_bytes());
-        strings.push(0);
-    }
-    let length = types.len() as u32;
-    let header = [START, HEADER as u32, 0, length, length, strings.len() as u32];
-    [header.map(u32::to_ne_bytes).concat(), types, strings].concat()
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
