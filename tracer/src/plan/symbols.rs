@@ -1,10 +1,21 @@
 //! The kernel's functions: which one an address lies in, and what one is
 //! really called.
 
-use std::{collections::HashMap, fs, io, ops::Range, path::Path};
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{self, Read},
+    ops::Range,
+    path::Path,
+};
+
+use memchr::{memchr, memrchr};
 
 /// No function is longer, in bytes: an address further behind the last symbol belongs to nothing that we know.
 const FUNCTION_MAX: u64 = 128 << 10;
+
+/// Bytes of the kernel's listing that are held at once.
+const LISTED_AT_ONCE: usize = 64 << 10;
 
 /// Suffixes that compilers put behind a name when they split or specialise a function.
 const SUFFIXES: &[&str] = &["constprop", "isra", "part", "cold", "llvm"];
@@ -57,7 +68,28 @@ impl Symbols {
     pub fn read(proc: &Path) -> io::Result<Self> {
         // A kernel without modules has no such file.
         let modules = fs::read_to_string(proc.join("modules")).unwrap_or_default();
-        Ok(Self::parse(&fs::read(proc.join("kallsyms"))?, &modules))
+        let mut listing = File::open(proc.join("kallsyms"))?;
+        let modules = module_addresses(&modules);
+        let mut symbols = Self::default();
+        // The whole listing is 10 MB and more, of which little is kept.
+        let (mut text, mut filled) = (vec![0; LISTED_AT_ONCE], 0);
+        loop {
+            let read = listing.read(&mut text[filled..])?;
+            filled += read;
+            if read == 0 || filled == text.len() {
+                // A line without an end is the last one, or longer than any symbol.
+                let whole = match memrchr(b'\n', &text[..filled]) {
+                    Some(end) if read > 0 => end + 1,
+                    _ => filled,
+                };
+                symbols.lines(&text[..whole], &modules);
+                text.copy_within(whole..filled, 0);
+                filled -= whole;
+            }
+            if read == 0 {
+                return Ok(symbols.ready(modules));
+            }
+        }
     }
 
     /// Parses the text: lines of address, type, name, and the module in brackets where there is one. Lines of another
@@ -65,27 +97,41 @@ impl Symbols {
     pub fn parse(text: &[u8], modules: &str) -> Self {
         let mut symbols = Self::default();
         let modules = module_addresses(modules);
-        for line in text.split(|byte| *byte == b'\n') {
-            symbols.line(line, &modules);
+        symbols.lines(text, &modules);
+        symbols.ready(modules)
+    }
+
+    fn lines(&mut self, mut text: &[u8], modules: &HashMap<&str, Range<u64>>) {
+        while !text.is_empty() {
+            let end = memchr(b'\n', text).unwrap_or(text.len());
+            self.line(&text[..end], modules);
+            text = text.get(end + 1..).unwrap_or_default();
         }
-        symbols.places = modules
+    }
+
+    /// All lines were taken.
+    fn ready(mut self, modules: HashMap<&str, Range<u64>>) -> Self {
+        self.places = modules
             .into_iter()
             .map(|(name, place)| (name.to_owned(), place))
             .collect();
-        symbols.functions.sort_by_key(|symbol| symbol.address);
-        symbols
+        self.functions.sort_by_key(|symbol| symbol.address);
+        self.functions.shrink_to_fit();
+        self.names.shrink_to_fit();
+        self
     }
 
     /// Half of the lines are about data: they are told by their kind before anything else is looked at.
     fn line(&mut self, line: &[u8], modules: &HashMap<&str, Range<u64>>) -> Option<()> {
-        let space = line.iter().position(|byte| *byte == b' ')?;
+        let space = memchr(b' ', line)?;
         let (address, rest) = (&line[..space], &line[space + 1..]);
-        let (kind, rest) = (*rest.first()?, rest.get(2..)?);
-        let end = rest.iter().position(|byte| *byte == b'\t').unwrap_or(rest.len());
-        let (name, module) = (&rest[..end], rest.get(end + 1..));
+        let kind = *rest.first()?;
         if !matches!(kind, b't' | b'T' | b'w' | b'W') {
             return None;
         }
+        let rest = rest.get(2..)?;
+        let end = memchr(b'\t', rest).unwrap_or(rest.len());
+        let (name, module) = (&rest[..end], rest.get(end + 1..));
         let name = str::from_utf8(name).ok()?;
         let module = match module {
             Some(module) => Some(str::from_utf8(module).ok()?.trim_matches(['[', ']'])),
@@ -231,7 +277,12 @@ pub(super) fn module_addresses(text: &str) -> HashMap<&str, Range<u64>> {
 }
 
 fn hexadecimal(digits: &[u8]) -> Option<u64> {
-    u64::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0, |number: u64, digit| {
+        Some(number << 4 | u64::from(char::from(*digit).to_digit(16)?))
+    })
 }
 
 /// The name in the source: without what the compiler put behind it.
@@ -276,6 +327,21 @@ nonsense
 ip_vs 4096 1 - Live 0xffffffffc0000200 (E)
 nf_conntrack 256 2 ip_vs,nf_nat, Live 0xffffffffc0000000
 ";
+
+    #[test]
+    fn a_listing_is_read_whole() {
+        let proc = tempfile::tempdir().unwrap();
+        let lines: Vec<String> = (0..10_000)
+            .map(|number| format!("ffffffff{number:08x} t function_{number}"))
+            .collect();
+        fs::write(proc.path().join("kallsyms"), lines.join("\n")).unwrap();
+        let symbols = Symbols::read(proc.path()).unwrap();
+        assert_eq!(symbols.functions.len(), 10_000);
+        for number in 0..10_000 {
+            let name = format!("function_{number}");
+            assert_eq!(symbols.name(0xffff_ffff_0000_0000 + number), Some(name.as_str()));
+        }
+    }
 
     #[test]
     fn an_address_names_its_function() {
