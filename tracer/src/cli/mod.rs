@@ -27,6 +27,7 @@ use crate::context::ContextError;
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
+    keep_memory_small();
     let cli = match Cli::of(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return args::report(&error, std::env::args_os().nth(1).as_deref()),
@@ -40,6 +41,16 @@ pub fn main() -> ExitCode {
         Command::Schema => schema::run(),
     };
     result.unwrap_or_else(|error| report(&error))
+}
+
+/// Has the C library give back what is freed: by default it keeps an arena for each thread, and, after the first large block
+/// was freed, as much as that of every later one.
+fn keep_memory_small() {
+    #[cfg(target_env = "gnu")]
+    for (option, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, 128 << 10)] {
+        // SAFETY: no thread but this one is there yet.
+        unsafe { libc::mallopt(option, value) };
+    }
 }
 
 /// Tells an error in one line; a reader that went away is none.

@@ -48,7 +48,7 @@ const COUNTS_EVERY: Duration = Duration::from_secs(10);
 /// How often totals reach a full-screen view, and sinks are told that time passes.
 const TICK: Duration = Duration::from_secs(1);
 /// Events whose facts are being gathered at the same time; more stay in the ring.
-const PENDING_MAX: usize = 4096;
+const PENDING_MAX: usize = 1024;
 /// Exit status where the run ended before its command, as `timeout` gives it.
 const NOT_ENDED: u8 = 124;
 /// Places of frees in modules that are looked at; a kernel has few.
@@ -73,8 +73,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode> {
             "build it with `cargo xtask build`; the other commands work as they are",
         )
     })?;
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?
@@ -84,7 +83,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode> {
 /// A labelled event on its way to the sink.
 struct Labelled {
     event: RawEvent,
-    facts: Facts,
+    facts: Box<Facts>,
 }
 
 /// A run in progress.
@@ -222,7 +221,7 @@ impl<'a> Run<'a> {
                 events = self.ring.read(BATCH), if self.symbols.is_none() && self.pending.len() < PENDING_MAX => {
                     for event in events.context("cannot read the ring buffer")? {
                         self.learn_name(&event)?;
-                        self.take(event);
+                        self.take(event)?;
                     }
                 }
                 Ok(()) = ipvs.changed() => {
@@ -307,7 +306,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         for missed in missed {
-            self.take_told(proof::missed(&missed, context::monotonic_ns()), missed.frames);
+            self.take_told(proof::missed(&missed, context::monotonic_ns()), missed.frames)?;
         }
         if moves.is_empty() {
             return Ok(());
@@ -315,13 +314,13 @@ impl<'a> Run<'a> {
         // Counters first: what is dropped meanwhile is seen rather than proven.
         let tallied = self.ledger.tallied(&self.reader.read()?);
         for found in self.prover.prove(&moves, &tallied, context::monotonic_ns()) {
-            self.take_told(found.event, found.packets);
+            self.take_told(found.event, found.packets)?;
         }
         Ok(())
     }
 
     /// Takes packets that a counter told.
-    fn take_told(&mut self, event: RawEvent, packets: u64) {
+    fn take_told(&mut self, event: RawEvent, packets: u64) -> Result<()> {
         let mut facts = Facts::default();
         self.name(&event, &mut facts);
         let signature = Signature::of_event(&event, &facts);
@@ -329,17 +328,17 @@ impl<'a> Run<'a> {
         let verdict = (cause.verdict)(&signature);
         self.ledger
             .told_by_counter(cause.slug, verdict, event.header.netns, packets);
-        self.take(event);
+        self.take(event)
     }
 
     /// Starts to gather an event's facts, unless nobody wants to see it.
-    fn take(&mut self, event: RawEvent) {
+    fn take(&mut self, event: RawEvent) -> Result<()> {
         let mut known = Facts::default();
         self.name(&event, &mut known);
         let signature = Signature::of_event(&event, &known);
         let parent = classify(&signature);
         if self.hidden(&event, parent) {
-            return;
+            return Ok(());
         }
         let sister = parent.refine.and_then(|refine| refine(&event, &known));
         let needs: Vec<_> = parent
@@ -349,13 +348,19 @@ impl<'a> Run<'a> {
             .copied()
             .collect();
         let gather = self.context.facts(&event, known, &needs);
-        self.pending.push_back(
-            async move {
-                let facts = gather.await;
-                Labelled { event, facts }
-            }
-            .boxed(),
-        );
+        let mut labelled = async move {
+            let facts = gather.await;
+            Labelled { event, facts }
+        }
+        .boxed();
+        // In a flood the answers are there already. Those that came earlier go first.
+        if self.pending.is_empty()
+            && let Some(labelled) = (&mut labelled).now_or_never()
+        {
+            return self.deliver(&labelled);
+        }
+        self.pending.push_back(labelled);
+        Ok(())
     }
 
     /// Whether no line is wanted for this event; it is in the totals all the same.
@@ -532,7 +537,7 @@ impl<'a> Run<'a> {
         let last = tokio::time::Instant::now() + LAST_EVENTS;
         for event in self.ring.take(PENDING_MAX) {
             self.learn_name(&event)?;
-            self.take(event);
+            self.take(event)?;
         }
         while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
             self.deliver(&labelled)?;

@@ -29,7 +29,8 @@ const LAST_QUESTION: Duration = Duration::from_millis(30);
 struct Gathering {
     shared: std::sync::Arc<Shared>,
     deadline: Instant,
-    facts: Facts,
+    /// In a box, as a future has room for every place that its values go through.
+    facts: Box<Facts>,
     /// When and how a rule ended the packet, where that is asked.
     rule_end: Option<(u64, RuleEnd)>,
     /// Of the listener, else of the packet's socket.
@@ -44,22 +45,22 @@ pub(super) fn gather(
     event: &RawEvent,
     known: Facts,
     needs: &[Need],
-) -> impl Future<Output = Facts> + Send + 'static {
+) -> impl Future<Output = Box<Facts>> + Send + 'static {
     let event = event.clone();
     let needs = needs.to_vec();
+    let mut gathering = Gathering {
+        shared,
+        deadline: Instant::now() + PATIENCE,
+        facts: Box::new(Facts {
+            time_ns: clock::wall_time_ns(event.header.ktime_ns),
+            netns: event.header.netns,
+            ..known
+        }),
+        rule_end: None,
+        inode: None,
+        cgroup: None,
+    };
     async move {
-        let mut gathering = Gathering {
-            shared,
-            deadline: Instant::now() + PATIENCE,
-            facts: Facts {
-                time_ns: clock::wall_time_ns(event.header.ktime_ns),
-                netns: event.header.netns,
-                ..known
-            },
-            rule_end: None,
-            inode: None,
-            cgroup: None,
-        };
         gathering.run(&event, &needs).await;
         gathering.facts
     }

@@ -249,7 +249,7 @@ impl Context {
         event: &RawEvent,
         known: Facts,
         needs: &[Need],
-    ) -> impl Future<Output = Facts> + Send + 'static {
+    ) -> impl Future<Output = Box<Facts>> + Send + 'static {
         facts::gather(self.inner.shared.clone(), event, known, needs)
     }
 

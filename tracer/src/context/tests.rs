@@ -106,7 +106,7 @@ fn facts(context: &Context, event: &RawEvent, needs: &[Need]) -> Facts {
         let found = runtime.block_on(context.facts(event, Facts::default(), needs));
         let late = |reason: &String| reason.starts_with("no answer within");
         if start.elapsed() > PATIENCE || !found.missing.values().any(late) {
-            return found;
+            return *found;
         }
     }
 }
