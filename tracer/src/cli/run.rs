@@ -35,6 +35,7 @@ use crate::{
     },
     plan::{
         self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
+        detach,
     },
     sink::{Origin, Sink},
     source::{
@@ -563,6 +564,16 @@ impl<'a> Run<'a> {
             let finished = told.and_then(|()| self.sink.finish());
             self.accept(finished)?;
         }
+        let Self {
+            loaded,
+            context,
+            ring,
+            reader,
+            sink,
+            ..
+        } = self;
+        drop((sink, context));
+        detach::leave_to_child((loaded, ring, reader));
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ pub mod attach;
 #[cfg(test)]
 mod blob;
 pub mod btf;
+pub mod detach;
 pub mod hooks;
 pub mod layout;
 pub mod reasons;
