@@ -38,15 +38,6 @@ impl Cost {
         Ok(Self { before: read()? })
     }
 
-    /// Forgets what ran so far.
-    ///
-    /// # Errors
-    /// The kernel does not list its programs.
-    pub(crate) fn restart(&mut self) -> Result<()> {
-        self.before = read()?;
-        Ok(())
-    }
-
     /// Every program that ran since.
     ///
     /// # Errors

@@ -434,6 +434,7 @@ fn boot(
         kernel,
         tools,
         init: programs.join("droptrace-init"),
+        more: Vec::new(),
         files: build::files_for_guests(programs),
         command,
         cpus: 2,
@@ -483,6 +484,7 @@ fn attach_time(
             kernel,
             tools,
             init: programs.join("droptrace-init"),
+            more: Vec::new(),
             files: vec![(droptrace, "/usr/bin/droptrace".to_owned())],
             command: ["sh", "-c", &format!("{before} || exit\n{ATTACH_SCRIPT}")]
                 .map(str::to_owned)

@@ -78,6 +78,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
         kernel: &kernel,
         tools: &tools,
         init: programs.join("droptrace-init"),
+        more: Vec::new(),
         files: all_files,
         command: arguments.command,
         cpus: arguments.cpus,

@@ -12,6 +12,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{
     Counters, Netns, Result,
+    netns::modprobe,
     packet::Segment,
     sockets::{self, accept_queue, connect, connect_here, listen, wait_until},
 };
@@ -94,10 +95,20 @@ impl Hosts {
 /// between threads is measured.
 pub(super) fn connections(hosts: &Hosts, number: u64) -> Result<Duration> {
     let to = hosts.server_at(OPEN);
-    let listener = listen(&hosts.server, to, 16)?;
+    connections_to(&hosts.client, to, (&hosts.server, to), number)
+}
+
+/// The same where what the client connects to need not be what the server listens on.
+fn connections_to(
+    client: &Netns,
+    to: SocketAddr,
+    server: (&Netns, SocketAddr),
+    number: u64,
+) -> Result<Duration> {
+    let listener = listen(server.0, server.1, 16)?;
     // Bounds accept(), too.
     listener.set_read_timeout(Some(Duration::from_secs(30)))?;
-    hosts.client.enter(|| {
+    client.enter(|| {
         let start = Instant::now();
         for _ in 0..number {
             let client = connect_here(None, to)?;
@@ -106,6 +117,84 @@ pub(super) fn connections(hosts: &Hosts, number: u64) -> Result<Duration> {
         }
         Ok(start.elapsed())
     })
+}
+
+/// A client, a node with services of IPVS as kube-proxy sets them up, and a pod behind it.
+pub(super) struct Services {
+    client: Netns,
+    /// Held as long as it is needed.
+    _node: Netns,
+    pod: Netns,
+}
+
+/// Services of the node; the first one's server answers.
+const SERVICES: u8 = 50;
+const POD: [u8; 4] = [10, 200, 4, 2];
+/// A port of the pod that is no service's: from the same port of a client, answers of both would be the same for conntrack.
+const PAST: u16 = 81;
+
+impl Services {
+    pub(super) fn new() -> Result<Self> {
+        for module in ["ip_vs", "ip_vs_rr"] {
+            modprobe(module)?;
+        }
+        let client = Netns::new("ipvs.client")?;
+        let node = Netns::new("ipvs.node")?;
+        let pod = Netns::new("ipvs.pod")?;
+        node.veth("wire", &client, "wire")?;
+        node.veth("pod", &pod, "wire")?;
+        client.address("wire", "10.200.3.2/24")?;
+        client.ip(&["route add default via 10.200.3.1"])?;
+        node.address("wire", "10.200.3.1/24")?;
+        node.address("pod", "10.200.4.1/24")?;
+        pod.address("wire", "10.200.4.2/24")?;
+        pod.ip(&["route add default via 10.200.4.1"])?;
+        node.forward(true)?;
+        for (name, value) in [
+            ("net.ipv4.vs.conntrack", "1"),
+            ("net.ipv4.vs.expire_nodest_conn", "1"),
+            ("net.ipv4.vs.expire_quiescent_template", "1"),
+        ] {
+            node.sysctl(name, value)?;
+        }
+        node.nft(
+            "table ip t { chain c { type filter hook forward priority 0; ct state established accept; }\n}",
+        )?;
+        node.ip(&["link add kube-ipvs0 type dummy"])?;
+        let addresses: Vec<String> = (1..=SERVICES)
+            .map(|service| format!("address add {}/32 dev kube-ipvs0", vip(service).ip()))
+            .collect();
+        node.ip(&addresses.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let server = SocketAddr::from((POD, OPEN));
+        let mut services = Vec::new();
+        for vip in (1..=SERVICES).map(vip) {
+            services.push(format!("-A -t {vip} -s rr"));
+            services.push(format!("-a -t {vip} -r {server} -m"));
+        }
+        node.run_with_input("ipvsadm -R", &format!("{}\n", services.join("\n")))?;
+        Ok(Self {
+            client,
+            _node: node,
+            pod,
+        })
+    }
+
+    /// Connections to a service.
+    pub(super) fn to_service(&self, number: u64) -> Result<Duration> {
+        let server = SocketAddr::from((POD, OPEN));
+        connections_to(&self.client, vip(1), (&self.pod, server), number)
+    }
+
+    /// Connections to the pod itself, which the node forwards all the same.
+    pub(super) fn past(&self, number: u64) -> Result<Duration> {
+        let server = SocketAddr::from((POD, PAST));
+        connections_to(&self.client, server, (&self.pod, server), number)
+    }
+}
+
+/// The virtual address of a service.
+fn vip(service: u8) -> SocketAddr {
+    SocketAddr::from(([10, 200, 5, service], OPEN))
 }
 
 fn exchange(mut client: TcpStream, mut server: TcpStream) -> Result<()> {

@@ -2,7 +2,10 @@
 //!
 //! Nothing here judges: a figure that is not what it should be is written down all the same.
 
+mod curves;
 mod load;
+mod peers;
+mod process;
 mod tracer;
 
 use std::{
@@ -22,8 +25,10 @@ use droptrace::diagnose::Counts;
 use serde::Serialize;
 
 use self::{
-    load::{CLOSED, Hosts, STORMS, Storm},
-    tracer::Tracer,
+    load::{CLOSED, Hosts, STORMS, Services, Storm},
+    peers::{PEERS, Peer},
+    process::Process,
+    tracer::{Mode, Tracer},
 };
 use crate::{Netns, Result, cost::Cost, netns::modprobe, sockets};
 
@@ -42,6 +47,12 @@ pub enum Part {
     Needle,
     /// Resident memory in a long storm.
     Memory,
+    /// What grows with what; and what an idle droptrace uses.
+    Curves,
+    /// Other tracers: the same work, what their BPF programs cost, their start.
+    Peers,
+    /// Other tracers: what they tell of a storm.
+    PeerStorms,
 }
 
 /// How much is done.
@@ -59,18 +70,22 @@ pub struct Size {
     needles: u16,
     /// Drops of the long storm.
     many: u64,
+    /// Points of each curve.
+    curves: curves::Points,
 }
 
 impl Size {
     /// What is published.
     pub const FULL: Self = Self {
-        rounds: 3,
+        // Counted time: a third one agrees with these within 1 %.
+        rounds: 2,
         connections: 2_000,
         datagrams: 20_000,
         drops: 100_000,
         namespaces: &[1, 1, 50, 500],
         needles: 20,
         many: 1_000_000,
+        curves: curves::Points::FULL,
     };
     /// For a look in between.
     pub const QUICK: Self = Self {
@@ -81,24 +96,27 @@ impl Size {
         namespaces: &[1, 1, 50],
         needles: 5,
         many: 100_000,
+        curves: curves::Points::QUICK,
     };
 }
 
 /// One line of the results.
 #[derive(Debug, Serialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[serde(tag = "type", rename_all = "kebab-case")]
 enum Figure {
     /// Work that was done once.
     Sample {
         load: &'static str,
         packets: u64,
         seconds: f64,
-        traced: bool,
-        /// CPU time that droptrace itself used for it, until it had nothing left to do.
+        /// What watched meanwhile.
+        tracer: Option<&'static str>,
+        /// CPU time that it used itself for it, until it had nothing left to do.
         cpu_seconds: f64,
     },
     /// What came of a storm with droptrace.
     Storm {
+        tracer: &'static str,
         load: &'static str,
         packets: u64,
         /// By the kernel's own counter.
@@ -116,6 +134,7 @@ enum Figure {
     },
     /// What one BPF program did.
     Program {
+        tracer: &'static str,
         load: &'static str,
         packets: u64,
         name: String,
@@ -124,10 +143,12 @@ enum Figure {
     },
     /// A start and an end.
     Start {
+        tracer: &'static str,
         namespaces: usize,
         first_drop_seconds: f64,
         signal_to_prompt_seconds: f64,
-        line_to_prompt_seconds: f64,
+        /// Only of droptrace, whose last line is not told by its start.
+        line_to_prompt_seconds: Option<f64>,
     },
     /// A rare drop in a storm.
     Needle {
@@ -141,6 +162,51 @@ enum Figure {
     },
     /// Memory so far.
     Memory { drops: u64, resident_kib: u64 },
+    /// The same load under one condition, without droptrace and with it.
+    Point {
+        curve: &'static str,
+        /// How much there is of what the curve is over.
+        at: u64,
+        load: &'static str,
+        packets: u64,
+        without_seconds: f64,
+        with_seconds: f64,
+        /// CPU time of droptrace for it.
+        cpu_seconds: f64,
+        /// CPU time of droptrace in ten seconds in which nothing happens.
+        idle_cpu_seconds: f64,
+    },
+    /// CPU time of droptrace while nothing happens.
+    Idle { seconds: f64, cpu_seconds: f64 },
+    /// What the BPF programs take for one drop, by the kernel's own measure.
+    PerDrop {
+        /// Drops of which all should have a line, and how many have.
+        few: u64,
+        few_events: u64,
+        /// Drops of which most have none, and how many have one.
+        many: u64,
+        many_events: u64,
+        /// With a line.
+        full_nanoseconds: f64,
+        /// Without; where there are such.
+        counted_nanoseconds: Option<f64>,
+    },
+    /// What another tracer told of a storm.
+    Told {
+        tracer: &'static str,
+        load: &'static str,
+        /// By the kernel's own counter.
+        dropped: u64,
+        /// That it told.
+        drops: u64,
+        resident_kib: u64,
+    },
+    /// What could not be measured of a tracer.
+    Cannot {
+        tracer: &'static str,
+        what: &'static str,
+        why: String,
+    },
 }
 
 /// Where figures go.
@@ -151,6 +217,14 @@ impl Results {
         let line = serde_json::to_string(figure)?;
         println!("{line}");
         writeln!(self.0, "{line}").context("cannot write a figure")
+    }
+
+    fn cannot(&mut self, peer: Peer, what: &'static str, error: &anyhow::Error) -> Result<()> {
+        self.write(&Figure::Cannot {
+            tracer: peer.name,
+            what,
+            why: format!("{error:#}"),
+        })
     }
 }
 
@@ -173,6 +247,9 @@ pub fn run(parts: &[Part], size: &Size, results: &Path) -> Result<()> {
             Part::Storms => storms(size, &mut results),
             Part::Needle => needle(size, &mut results),
             Part::Memory => memory(size, &mut results),
+            Part::Curves => curves::run(&size.curves, &mut results),
+            Part::Peers => peers(size, &mut results),
+            Part::PeerStorms => peer_storms(size, &mut results),
         }
         .with_context(|| format!("bench {part:?}"))?;
     }
@@ -182,26 +259,37 @@ pub fn run(parts: &[Part], size: &Size, results: &Path) -> Result<()> {
 /// Work during which nothing is dropped.
 struct Clean {
     name: &'static str,
-    run: fn(&Hosts, u64) -> Result<Duration>,
+    run: fn(&Place, u64) -> Result<Duration>,
     packets: fn(&Size) -> u64,
 }
 
 const CLEAN: &[Clean] = &[
     Clean {
         name: "connections",
-        run: load::connections,
+        run: |place, number| load::connections(&place.tracking, number),
         packets: |size| size.connections,
     },
     Clean {
         name: "datagrams",
-        run: load::stream,
+        run: |place, number| load::stream(&place.tracking, number),
         packets: |size| size.datagrams,
+    },
+    Clean {
+        name: "connections to a service of IPVS",
+        run: |place, number| place.services.to_service(number),
+        packets: |size| size.connections,
+    },
+    Clean {
+        name: "connections past IPVS",
+        run: |place, number| place.services.past(number),
+        packets: |size| size.connections,
     },
 ];
 
 /// The hosts of all loads.
 struct Place {
     tracking: Hosts,
+    services: Services,
     dropping: Hosts,
 }
 
@@ -209,6 +297,7 @@ impl Place {
     fn new() -> Result<Self> {
         Ok(Self {
             tracking: Hosts::tracking()?,
+            services: Services::new()?,
             dropping: Hosts::dropping()?,
         })
     }
@@ -218,31 +307,51 @@ impl Place {
 /// then.
 const PUT_OFF: Duration = Duration::from_secs(10);
 
-/// Every load, without and with droptrace in turn, in one boot. A first round, which warms up caches and tables, is not
-/// written down.
+/// Every load, without and with droptrace in turn, in one boot; storms once with a line for every drop. A first round, which
+/// warms up caches and tables, is not written down.
 fn ratios(size: &Size, results: &mut Results) -> Result<()> {
     let place = Place::new()?;
     for ready in loads(&place, size) {
         ready?.take(None)?;
     }
-    for _ in 0..size.rounds {
-        for traced in [false, true] {
+    let every_drop = every_drop(results)?;
+    for round in 0..size.rounds {
+        thread::sleep(PUT_OFF);
+        for ready in loads(&place, size) {
+            ready?.sample(None, results)?;
+        }
+        thread::sleep(PUT_OFF);
+        let tracer = Tracer::start(Mode::DEFAULT)?;
+        for ready in loads(&place, size) {
+            ready?.sample(Some(&tracer.process), results)?;
+        }
+        tracer.stop()?;
+        if let Some(mode) = every_drop
+            && round == 0
+        {
             thread::sleep(PUT_OFF);
-            let tracer = traced.then(Tracer::start).transpose()?;
-            for ready in loads(&place, size) {
-                let done = ready?.take(tracer.as_ref())?;
-                results.write(&Figure::Sample {
-                    load: done.load,
-                    packets: done.packets,
-                    seconds: done.took.as_secs_f64(),
-                    traced,
-                    cpu_seconds: done.cpu.as_secs_f64(),
-                })?;
+            let tracer = Tracer::start(mode)?;
+            for storm in STORMS {
+                storm_load(storm, &place, size)?.sample(Some(&tracer.process), results)?;
             }
-            tracer.map(Tracer::stop).transpose()?;
+            tracer.stop()?;
         }
     }
     Ok(())
+}
+
+/// The mode with a line for every drop; it is told where this droptrace has none.
+fn every_drop(results: &mut Results) -> Result<Option<Mode>> {
+    let mode = Mode::EVERY_DROP;
+    if mode.exists()? {
+        return Ok(Some(mode));
+    }
+    results.write(&Figure::Cannot {
+        tracer: mode.name,
+        what: "everything",
+        why: "this droptrace has no such option".to_owned(),
+    })?;
+    Ok(None)
 }
 
 /// A load of which everything but itself is done.
@@ -258,14 +367,14 @@ struct Done {
     load: &'static str,
     packets: u64,
     took: Duration,
-    /// Of droptrace itself.
+    /// Of what watches.
     cpu: Duration,
 }
 
 impl Ready<'_> {
-    /// Does it, from when droptrace has nothing left to do until it has again.
-    fn take(&self, tracer: Option<&Tracer>) -> Result<Done> {
-        let rest = || tracer.map_or(Ok(Duration::ZERO), Tracer::rest);
+    /// Does it, from when what watches has nothing left to do until it has again.
+    fn take(&self, tracer: Option<&Process>) -> Result<Done> {
+        let rest = || tracer.map_or(Ok(Duration::ZERO), Process::rest);
         let before = rest()?;
         let took = (self.run)()?;
         Ok(Done {
@@ -273,6 +382,18 @@ impl Ready<'_> {
             packets: self.packets,
             took,
             cpu: rest()?.saturating_sub(before),
+        })
+    }
+
+    /// The same, written down.
+    fn sample(&self, tracer: Option<&Process>, results: &mut Results) -> Result<()> {
+        let done = self.take(tracer)?;
+        results.write(&Figure::Sample {
+            load: done.load,
+            packets: done.packets,
+            seconds: done.took.as_secs_f64(),
+            tracer: tracer.map(|process| process.name),
+            cpu_seconds: done.cpu.as_secs_f64(),
         })
     }
 }
@@ -286,11 +407,11 @@ fn loads<'a>(place: &'a Place, size: &'a Size) -> impl Iterator<Item = Result<Re
 fn clean_load<'a>(clean: &'a Clean, place: &'a Place, size: &Size) -> Result<Ready<'a>> {
     let packets = (clean.packets)(size);
     // What has to be done once in a while, such as asking for a neighbour's address, is done by then.
-    (clean.run)(&place.tracking, packets / 10)?;
+    (clean.run)(place, packets / 10)?;
     Ok(Ready {
         load: clean.name,
         packets,
-        run: Box::new(move || (clean.run)(&place.tracking, packets)),
+        run: Box::new(move || (clean.run)(place, packets)),
     })
 }
 
@@ -311,24 +432,157 @@ fn storm_load<'a>(storm: &'a Storm, place: &'a Place, size: &Size) -> Result<Rea
 /// One round while the kernel measures its BPF programs, which itself makes each call slower.
 fn cost(size: &Size, results: &mut Results) -> Result<()> {
     let place = Place::new()?;
-    let tracer = Tracer::start()?;
-    let mut cost = Cost::start()?;
+    let mut tracer = Tracer::start(Mode::DEFAULT)?;
     for ready in loads(&place, size) {
-        let ready = ready?;
-        tracer.rest()?;
-        cost.restart()?;
-        let done = ready.take(Some(&tracer))?;
-        for ran in cost.programs()? {
-            results.write(&Figure::Program {
-                load: done.load,
-                packets: done.packets,
-                name: ran.name,
-                calls: ran.calls,
-                nanoseconds: u64::try_from(ran.time.as_nanos())?,
-            })?;
+        cost_of(&ready?, &tracer.process, results)?;
+    }
+    results.write(&per_drop(&place, size, &mut tracer)?)?;
+    tracer.stop()?;
+    if let Some(mode) = Mode::EVERY_DROP.exists()?.then_some(Mode::EVERY_DROP) {
+        let tracer = Tracer::start(mode)?;
+        cost_of(&storm_load(&STORMS[0], &place, size)?, &tracer.process, results)?;
+        tracer.stop()?;
+    }
+    Ok(())
+}
+
+fn cost_of(ready: &Ready<'_>, tracer: &Process, results: &mut Results) -> Result<()> {
+    tracer.rest()?;
+    let cost = Cost::start()?;
+    let done = ready.take(Some(tracer))?;
+    for ran in cost.programs()? {
+        results.write(&Figure::Program {
+            tracer: tracer.name,
+            load: done.load,
+            packets: done.packets,
+            name: ran.name,
+            calls: ran.calls,
+            nanoseconds: u64::try_from(ran.time.as_nanos())?,
+        })?;
+    }
+    Ok(())
+}
+
+/// Drops that all have a line of their own, since fewer come at once than do in a flood.
+const FEW: u64 = 1_000;
+
+/// What the programs take for a drop with a line, and for one that is only counted.
+fn per_drop(place: &Place, size: &Size, tracer: &mut Tracer) -> Result<Figure> {
+    let storm = &STORMS[0];
+    let one = storm.prepare(&place.dropping)?;
+    let mut took = |packets| -> Result<(Duration, u64)> {
+        thread::sleep(PUT_OFF);
+        tracer.counts()?;
+        let before = tracer.events(storm.cause);
+        let cost = Cost::start()?;
+        load::send(&one, packets)?;
+        storm.settled(&place.dropping)?;
+        let time = cost.programs()?.iter().map(|ran| ran.time).sum();
+        drop(cost);
+        tracer.counts()?;
+        Ok((time, tracer.events(storm.cause) - before))
+    };
+    let (few, few_events) = took(FEW)?;
+    let (many, many_events) = took(size.drops)?;
+    let full = few.as_secs_f64() / few_events as f64;
+    let only_counted = size.drops.saturating_sub(many_events);
+    Ok(Figure::PerDrop {
+        few: FEW,
+        few_events,
+        many: size.drops,
+        many_events,
+        full_nanoseconds: full * 1e9,
+        counted_nanoseconds: (only_counted > 0)
+            .then(|| (many.as_secs_f64() - full * many_events as f64) / only_counted as f64 * 1e9),
+    })
+}
+
+/// Loads that other tracers are measured with.
+fn loads_of_peers<'a>(place: &'a Place, size: &Size) -> Result<[Ready<'a>; 3]> {
+    Ok([
+        clean_load(&CLEAN[0], place, size)?,
+        clean_load(&CLEAN[1], place, size)?,
+        storm_load(&STORMS[0], place, size)?,
+    ])
+}
+
+/// Each other tracer in turn; what one cannot is written down.
+fn peers(size: &Size, results: &mut Results) -> Result<()> {
+    peers::prepare()?;
+    let place = Place::new()?;
+    for ready in loads_of_peers(&place, size)? {
+        ready.take(None)?;
+    }
+    thread::sleep(PUT_OFF);
+    for ready in loads_of_peers(&place, size)? {
+        ready.sample(None, results)?;
+    }
+    for &peer in PEERS {
+        thread::sleep(PUT_OFF);
+        if let Err(error) = peer_start(peer, results) {
+            results.cannot(peer, "start", &error)?;
+            continue;
+        }
+        thread::sleep(PUT_OFF);
+        if let Err(error) = peer_ratios(peer, &place, size, results) {
+            results.cannot(peer, "load", &error)?;
         }
     }
-    tracer.stop().map(drop)
+    Ok(())
+}
+
+fn peer_start(peer: Peer, results: &mut Results) -> Result<()> {
+    let (first_drop, after_signal) = peer.first_drop(EVERY)?;
+    results.write(&Figure::Start {
+        tracer: peer.name,
+        namespaces: 1,
+        first_drop_seconds: first_drop.as_secs_f64(),
+        signal_to_prompt_seconds: after_signal.as_secs_f64(),
+        line_to_prompt_seconds: None,
+    })
+}
+
+fn peer_ratios(peer: Peer, place: &Place, size: &Size, results: &mut Results) -> Result<()> {
+    let running = peer.start()?;
+    for ready in loads_of_peers(place, size)? {
+        ready.sample(Some(&running.process), results)?;
+    }
+    for ready in loads_of_peers(place, size)? {
+        cost_of(&ready, &running.process, results)?;
+    }
+    running.stop().map(drop)
+}
+
+/// One storm with each other tracer.
+fn peer_storms(size: &Size, results: &mut Results) -> Result<()> {
+    peers::prepare()?;
+    let hosts = Hosts::dropping()?;
+    let storm = &STORMS[0];
+    for &peer in PEERS {
+        let told = peer_storm(peer, &hosts, storm, size.drops);
+        match told {
+            Ok(figure) => results.write(&figure)?,
+            Err(error) => results.cannot(peer, "storm on two CPUs", &error)?,
+        }
+    }
+    Ok(())
+}
+
+fn peer_storm(peer: Peer, hosts: &Hosts, storm: &Storm, packets: u64) -> Result<Figure> {
+    let running = peer.start()?;
+    let one = storm.prepare(hosts)?;
+    let before = storm.settled(hosts)?;
+    load::send(&one, packets)?;
+    let dropped = storm.settled(hosts)? - before;
+    running.process.rest()?;
+    let resident_kib = running.process.resident()?;
+    Ok(Figure::Told {
+        tracer: peer.name,
+        load: storm.name,
+        dropped,
+        drops: running.stop()?.drops,
+        resident_kib,
+    })
 }
 
 /// Packets of a cause in a netns.
@@ -341,27 +595,32 @@ fn counted(counts: &Counts, netns: &Netns, cause: &str) -> u64 {
         .sum()
 }
 
-/// Every storm with one droptrace over all of them.
+/// Every storm with one droptrace over all of them, in each mode.
 fn storms(size: &Size, results: &mut Results) -> Result<()> {
     let hosts = Hosts::dropping()?;
-    let mut tracer = Tracer::start()?;
-    for storm in STORMS {
-        results.write(&one_storm(&hosts, storm, size.drops, &mut tracer)?)?;
+    let modes = [Some(Mode::DEFAULT), every_drop(results)?];
+    for mode in modes.into_iter().flatten() {
+        let mut tracer = Tracer::start(mode)?;
+        for storm in STORMS {
+            results.write(&one_storm(&hosts, storm, size.drops, &mut tracer)?)?;
+        }
+        tracer.stop()?;
     }
-    tracer.stop().map(drop)
+    Ok(())
 }
 
 fn one_storm(hosts: &Hosts, storm: &Storm, packets: u64, tracer: &mut Tracer) -> Result<Figure> {
     let one = storm.prepare(hosts)?;
     let dropped_before = storm.settled(hosts)?;
     let before = tracer.counts()?;
-    let (events_before, cpu_before) = (tracer.events(storm.cause), tracer.cpu_time()?);
+    let (events_before, cpu_before) = (tracer.events(storm.cause), tracer.process.cpu_time()?);
     load::send(&one, packets)?;
     let dropped = storm.settled(hosts)? - dropped_before;
     let after = tracer.counts()?;
     let lost = |counts: &Counts| counts.lost.get(storm.cause).copied().unwrap_or(0);
     let total = |counts| counted(counts, &hosts.server, storm.cause);
     Ok(Figure::Storm {
+        tracer: tracer.process.name,
         load: storm.name,
         packets,
         dropped,
@@ -369,8 +628,12 @@ fn one_storm(hosts: &Hosts, storm: &Storm, packets: u64, tracer: &mut Tracer) ->
         events: tracer.events(storm.cause) - events_before,
         lost: lost(&after) - lost(&before),
         uncounted: after.uncounted - before.uncounted,
-        cpu_seconds: tracer.cpu_time()?.saturating_sub(cpu_before).as_secs_f64(),
-        resident_kib: tracer.resident()?,
+        cpu_seconds: tracer
+            .process
+            .cpu_time()?
+            .saturating_sub(cpu_before)
+            .as_secs_f64(),
+        resident_kib: tracer.process.resident()?,
     })
 }
 
@@ -394,7 +657,7 @@ const EVERY: Duration = Duration::from_millis(5);
 fn one_start(namespaces: usize) -> Result<Figure> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let started = Instant::now();
-    let mut tracer = Tracer::spawn()?;
+    let mut tracer = Tracer::spawn(Mode::DEFAULT)?;
     let mut sent = Ok(0);
     tracer.wait_for("a labelled drop", |tracer| {
         sent = socket.send_to(b"closed", (Ipv4Addr::LOCALHOST, CLOSED));
@@ -405,17 +668,18 @@ fn one_start(namespaces: usize) -> Result<Figure> {
     let first_drop = started.elapsed();
     let end = tracer.stop()?;
     Ok(Figure::Start {
+        tracer: Mode::DEFAULT.name,
         namespaces,
         first_drop_seconds: first_drop.as_secs_f64(),
         signal_to_prompt_seconds: end.after_signal.as_secs_f64(),
-        line_to_prompt_seconds: end.after_line.as_secs_f64(),
+        line_to_prompt_seconds: Some(end.after_line.as_secs_f64()),
     })
 }
 
 /// A storm from one thread, and once a second one packet to a closed port, each from a port of its own.
 fn needle(size: &Size, results: &mut Results) -> Result<()> {
     let hosts = Hosts::dropping()?;
-    let mut tracer = Tracer::start()?;
+    let mut tracer = Tracer::start(Mode::DEFAULT)?;
     let storm = &STORMS[0];
     let dropped_before = storm.settled(&hosts)?;
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -468,7 +732,7 @@ const READINGS: u64 = 5;
 /// A long storm, with resident memory before, during and after.
 fn memory(size: &Size, results: &mut Results) -> Result<()> {
     let hosts = Hosts::dropping()?;
-    let mut tracer = Tracer::start()?;
+    let mut tracer = Tracer::start(Mode::DEFAULT)?;
     let storm = &STORMS[0];
     let one = storm.prepare(&hosts)?;
     for reading in 0..=READINGS {
@@ -478,7 +742,7 @@ fn memory(size: &Size, results: &mut Results) -> Result<()> {
         let drops = counted(&tracer.counts()?, &hosts.server, storm.cause);
         results.write(&Figure::Memory {
             drops,
-            resident_kib: tracer.resident()?,
+            resident_kib: tracer.process.resident()?,
         })?;
     }
     tracer.stop().map(drop)

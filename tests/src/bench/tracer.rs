@@ -5,20 +5,17 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader, ErrorKind},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context, bail, ensure};
 use droptrace::diagnose::{Counts, Drop as Labelled, Record};
-use nix::{
-    sys::signal::{Signal, kill},
-    time::ClockId,
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 
-use crate::{Result, sockets::wait_until, trace::PROGRAM};
+use super::process::{Process, Quiet};
+use crate::{Result, netns, trace::PROGRAM};
 
 /// Where it writes.
 const OUTPUT: &str = "/tmp/bench-drops.json";
@@ -26,16 +23,40 @@ const OUTPUT: &str = "/tmp/bench-drops.json";
 const POLL: Duration = Duration::from_millis(5);
 /// Attaching all hooks, an answer, or the end, in an emulated guest.
 const LIMIT: Duration = Duration::from_mins(3);
-/// droptrace is idle if in this time it uses less than this part of it; it looks at the system about once a second.
-const REST: Duration = Duration::from_millis(500);
-const IDLE: u32 = 10;
 /// Longer than droptrace holds an event back for its facts.
 const FACTS: Duration = Duration::from_millis(500);
+
+/// A way of running droptrace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mode {
+    /// What it is called in the figures.
+    pub(super) name: &'static str,
+    arguments: &'static [&'static str],
+}
+
+impl Mode {
+    /// As it comes: in a flood, a sample has lines.
+    pub(super) const DEFAULT: Self = Self {
+        name: "droptrace",
+        arguments: &[],
+    };
+    /// A line for every drop.
+    pub(super) const EVERY_DROP: Self = Self {
+        name: "droptrace --every-drop",
+        arguments: &["--every-drop"],
+    };
+
+    /// Whether this droptrace has such a mode, by its help.
+    pub(super) fn exists(self) -> Result<bool> {
+        let help = netns::run(&format!("{PROGRAM} live --help"))?;
+        Ok(self.arguments.iter().all(|option| help.contains(option)))
+    }
+}
 
 /// A running droptrace and what it has written.
 #[derive(Debug)]
 pub(super) struct Tracer {
-    child: Child,
+    pub(super) process: Process,
     output: BufReader<File>,
     /// A line of which the end is not written yet.
     half: String,
@@ -58,15 +79,20 @@ pub(super) struct End {
 
 impl Tracer {
     /// Starts it without waiting for anything.
-    pub(super) fn spawn() -> Result<Self> {
+    pub(super) fn spawn(mode: Mode) -> Result<Self> {
         File::create(OUTPUT).with_context(|| format!("cannot write {OUTPUT}"))?;
         let child = Command::new(PROGRAM)
             .args(["live", "--json", "-o", OUTPUT])
+            .args(mode.arguments)
             .stdin(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {PROGRAM}"))?;
         Ok(Self {
-            child,
+            process: Process {
+                name: mode.name,
+                child,
+                quiet: Quiet::Idle,
+            },
             output: BufReader::new(File::open(OUTPUT)?),
             half: String::new(),
             events: BTreeMap::new(),
@@ -77,23 +103,11 @@ impl Tracer {
     }
 
     /// Starts it; it has attached all hooks, and has nothing left to do, when this returns.
-    pub(super) fn start() -> Result<Self> {
-        let mut tracer = Self::spawn()?;
+    pub(super) fn start(mode: Mode) -> Result<Self> {
+        let mut tracer = Self::spawn(mode)?;
         tracer.wait_for("the coverage record", |tracer| tracer.attached)?;
-        tracer.rest()?;
+        tracer.process.rest()?;
         Ok(tracer)
-    }
-
-    /// Waits until it has nothing left to do; gives its CPU time so far.
-    pub(super) fn rest(&self) -> Result<Duration> {
-        let mut last = self.cpu_time()?;
-        wait_until("an idle droptrace", || {
-            thread::sleep(REST);
-            let now = self.cpu_time()?;
-            let used = now.saturating_sub(std::mem::replace(&mut last, now));
-            Ok(used < REST / IDLE)
-        })?;
-        Ok(last)
     }
 
     /// Reads what it has written meanwhile until something holds.
@@ -104,7 +118,7 @@ impl Tracer {
             if holds(self) {
                 return Ok(());
             }
-            if let Some(status) = self.child.try_wait()? {
+            if let Some(status) = self.process.child.try_wait()? {
                 bail!("droptrace ended before {what}: {status}");
             }
             ensure!(Instant::now() < until, "no {what} within {LIMIT:?}");
@@ -153,7 +167,7 @@ impl Tracer {
     pub(super) fn counts(&mut self) -> Result<Counts> {
         thread::sleep(FACTS);
         let asked = jiff::Timestamp::now();
-        self.signal(Signal::SIGUSR1)?;
+        self.process.signal(Signal::SIGUSR1)?;
         let fresh = |counts: &Counts| {
             counts
                 .time
@@ -164,31 +178,11 @@ impl Tracer {
         self.counts.clone().context("no counts")
     }
 
-    /// CPU time of all its threads, those that have ended included.
-    pub(super) fn cpu_time(&self) -> Result<Duration> {
-        let time = ClockId::pid_cpu_clock_id(self.pid())?.now()?;
-        Ok(time.into())
-    }
-
-    /// Resident memory, in KiB.
-    pub(super) fn resident(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        resident(&status).context("no VmRSS")
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id().cast_signed())
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        kill(self.pid(), signal).with_context(|| format!("cannot send {signal} to droptrace"))
-    }
-
     /// Interrupts it and waits for its end.
     pub(super) fn stop(mut self) -> Result<End> {
         let asked = Instant::now();
-        self.signal(Signal::SIGINT)?;
-        let status = self.child.wait()?;
+        self.process.signal(Signal::SIGINT)?;
+        let status = self.process.child.wait()?;
         let after_signal = asked.elapsed();
         let last_line = Path::new(OUTPUT).metadata()?.modified()?;
         let after_line = SystemTime::now().duration_since(last_line).unwrap_or_default();
@@ -202,33 +196,9 @@ impl Tracer {
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
         match fs::remove_file(OUTPUT) {
             Err(error) if error.kind() != ErrorKind::NotFound => eprintln!("cannot remove {OUTPUT}: {error}"),
             _ => {}
         }
-    }
-}
-
-/// Reads `VmRSS` of a `/proc/PID/status`, in KiB (`task_mem`, fs/proc/task_mmu.c, 5.10 - 7.3).
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn resident_memory_is_read() {
-        assert_eq!(
-            resident("Name:\tdroptrace\nVmHWM:\t   20480 kB\nVmRSS:\t   18244 kB\n"),
-            Some(18_244)
-        );
-        assert_eq!(resident("Name:\tkthreadd\n"), None);
     }
 }

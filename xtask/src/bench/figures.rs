@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// One line of a guest's results, as `droptrace-tests bench` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[serde(tag = "type", rename_all = "kebab-case")]
 pub(crate) enum Figure {
     Sample(Sample),
     Storm(Storm),
@@ -13,7 +13,16 @@ pub(crate) enum Figure {
     Start(Start),
     Needle(Needle),
     Memory(Memory),
+    Point(Point),
+    Idle(Idle),
+    PerDrop(PerDrop),
+    Told(Told),
+    Cannot(Cannot),
+    Machine(Machine),
 }
+
+/// What droptrace is called in figures.
+pub(crate) const DROPTRACE: &str = "droptrace";
 
 /// Work that was done once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,15 +31,16 @@ pub(crate) struct Sample {
     /// Connections or packets.
     pub(crate) packets: u64,
     pub(crate) seconds: f64,
-    /// With droptrace.
-    pub(crate) traced: bool,
-    /// CPU time that droptrace itself used for it, until it had nothing left to do.
+    /// What watched meanwhile; droptrace, one of its modes, or another tracer.
+    pub(crate) tracer: Option<String>,
+    /// CPU time that it used itself, until it had nothing left to do.
     pub(crate) cpu_seconds: f64,
 }
 
 /// What came of a storm with droptrace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Storm {
+    pub(crate) tracer: String,
     pub(crate) load: String,
     pub(crate) packets: u64,
     /// By the kernel's own counter.
@@ -50,6 +60,7 @@ pub(crate) struct Storm {
 /// What one BPF program did during a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Program {
+    pub(crate) tracer: String,
     pub(crate) load: String,
     pub(crate) packets: u64,
     /// Of which the kernel keeps 15 letters.
@@ -59,13 +70,14 @@ pub(crate) struct Program {
     pub(crate) nanoseconds: u64,
 }
 
-/// A start and an end of droptrace.
+/// A start and an end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Start {
+    pub(crate) tracer: String,
     pub(crate) namespaces: usize,
     pub(crate) first_drop_seconds: f64,
     pub(crate) signal_to_prompt_seconds: f64,
-    pub(crate) line_to_prompt_seconds: f64,
+    pub(crate) line_to_prompt_seconds: Option<f64>,
 }
 
 /// Rare drops in a storm of another cause.
@@ -85,6 +97,77 @@ pub(crate) struct Needle {
 pub(crate) struct Memory {
     pub(crate) drops: u64,
     pub(crate) resident_kib: u64,
+}
+
+/// The same load under one condition, without droptrace and with it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Point {
+    pub(crate) curve: String,
+    /// How much there is of what the curve is over.
+    pub(crate) at: u64,
+    pub(crate) load: String,
+    pub(crate) packets: u64,
+    pub(crate) without_seconds: f64,
+    pub(crate) with_seconds: f64,
+    /// CPU time of droptrace for it.
+    pub(crate) cpu_seconds: f64,
+    /// CPU time of droptrace in ten seconds in which nothing happens.
+    pub(crate) idle_cpu_seconds: f64,
+}
+
+/// CPU time of droptrace while nothing happens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Idle {
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
+}
+
+/// What the BPF programs take for one drop, by the kernel's own measure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PerDrop {
+    /// Drops of which all should have a line, and how many have.
+    pub(crate) few: u64,
+    pub(crate) few_events: u64,
+    /// Drops of which most have none, and how many have one.
+    pub(crate) many: u64,
+    pub(crate) many_events: u64,
+    /// With a line.
+    pub(crate) full_nanoseconds: f64,
+    /// Without; where there are such.
+    pub(crate) counted_nanoseconds: Option<f64>,
+}
+
+/// What another tracer told of a storm on two CPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) tracer: String,
+    pub(crate) load: String,
+    /// By the kernel's own counter.
+    pub(crate) dropped: u64,
+    /// That it told.
+    pub(crate) drops: u64,
+    pub(crate) resident_kib: u64,
+}
+
+/// What could not be measured of a tracer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Cannot {
+    pub(crate) tracer: String,
+    pub(crate) what: String,
+    pub(crate) why: String,
+}
+
+/// What this machine did beside a guest while it ran.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// The way the guest was run.
+    pub(crate) way: String,
+    pub(crate) seconds: f64,
+    pub(crate) cpus: usize,
+    /// CPUs that the guest was given, on average.
+    pub(crate) guest_cpus: f64,
+    /// CPUs that other work kept busy, on average.
+    pub(crate) other_cpus: f64,
 }
 
 /// Reads all lines.
@@ -117,23 +200,24 @@ pub(crate) fn spread(values: &[f64]) -> Option<f64> {
     Some((most - least) / median(values)?)
 }
 
-/// A load without and with droptrace.
+/// A load without and with something that watches.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ratio<'a> {
+    pub(crate) tracer: &'a str,
     pub(crate) load: &'a str,
     pub(crate) packets: u64,
     pub(crate) repeats: usize,
     /// Microseconds per connection or packet, median of the repeats.
     pub(crate) without: f64,
     pub(crate) with: f64,
-    /// CPU time of droptrace itself, likewise.
+    /// CPU time of what watches itself, likewise.
     pub(crate) own: f64,
-    /// Of the repeats without and with droptrace: which differences mean nothing.
+    /// Of the repeats without and with it: which differences mean nothing.
     pub(crate) spreads: [f64; 2],
 }
 
 impl Ratio<'_> {
-    /// How many times as long it takes with droptrace.
+    /// How many times as long it takes with it.
     pub(crate) fn ratio(&self) -> f64 {
         self.with / self.without
     }
@@ -144,7 +228,7 @@ impl Ratio<'_> {
     }
 }
 
-/// What samples say of each load, in the order of the loads. One that was not measured both ways is left out.
+/// What samples say of each tracer with each load, in their order. A load that was not measured both ways is left out.
 pub(crate) fn ratios(figures: &[Figure]) -> Vec<Ratio<'_>> {
     let samples: Vec<&Sample> = figures
         .iter()
@@ -153,37 +237,40 @@ pub(crate) fn ratios(figures: &[Figure]) -> Vec<Ratio<'_>> {
             _ => None,
         })
         .collect();
-    let mut loads: Vec<&str> = Vec::new();
+    let mut pairs: Vec<(&str, &str)> = Vec::new();
     for sample in &samples {
-        if !loads.contains(&sample.load.as_str()) {
-            loads.push(&sample.load);
+        if let Some(tracer) = &sample.tracer
+            && !pairs.contains(&(tracer, &sample.load))
+        {
+            pairs.push((tracer, &sample.load));
         }
     }
-    loads
+    pairs
         .into_iter()
-        .filter_map(|load| ratio(load, &samples))
+        .filter_map(|(tracer, load)| ratio(tracer, load, &samples))
         .collect()
 }
 
-fn ratio<'a>(load: &'a str, samples: &[&Sample]) -> Option<Ratio<'a>> {
-    let of = |traced: bool, seconds: fn(&Sample) -> f64| -> Vec<f64> {
+fn ratio<'a>(tracer: &'a str, load: &'a str, samples: &[&Sample]) -> Option<Ratio<'a>> {
+    let of = |tracer: Option<&str>, seconds: fn(&Sample) -> f64| -> Vec<f64> {
         samples
             .iter()
-            .filter(|sample| sample.load == load && sample.traced == traced)
+            .filter(|sample| sample.load == load && sample.tracer.as_deref() == tracer)
             .map(|sample| seconds(sample) * 1e6 / sample.packets as f64)
             .collect()
     };
     let (without, with) = (
-        of(false, |sample| sample.seconds),
-        of(true, |sample| sample.seconds),
+        of(None, |sample| sample.seconds),
+        of(Some(tracer), |sample| sample.seconds),
     );
     Some(Ratio {
+        tracer,
         load,
         packets: samples.iter().find(|sample| sample.load == load)?.packets,
         repeats: without.len().min(with.len()),
         without: median(&without)?,
         with: median(&with)?,
-        own: median(&of(true, |sample| sample.cpu_seconds))?,
+        own: median(&of(Some(tracer), |sample| sample.cpu_seconds))?,
         spreads: [spread(&without)?, spread(&with)?],
     })
 }
@@ -211,11 +298,12 @@ mod tests {
     }
 
     fn sample(load: &str, seconds: f64, traced: bool) -> Figure {
+        let tracer = traced.then(|| DROPTRACE.to_owned());
         Figure::Sample(Sample {
             load: load.to_owned(),
             packets: 1000,
             seconds,
-            traced,
+            tracer,
             cpu_seconds: 0.0,
         })
     }
@@ -234,7 +322,8 @@ mod tests {
         ];
         let ratios = ratios(&figures);
         assert_eq!(ratios.len(), 1);
-        assert_eq!((ratios[0].load, ratios[0].repeats), ("rule", 3));
+        assert_eq!((ratios[0].tracer, ratios[0].load), (DROPTRACE, "rule"));
+        assert_eq!(ratios[0].repeats, 3);
         near(Some(ratios[0].ratio()), 1.2);
         near(Some(ratios[0].without), 1000.0);
         // One repeat took nine times as long.

@@ -1,7 +1,10 @@
 //! `cargo xtask bench`: what droptrace costs, and what it delivers, measured in guests.
 
 mod figures;
+mod machine;
 mod page;
+mod peers;
+mod user_space;
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,6 +16,8 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use figures::Figure;
+use machine::Watch;
+use peers::{Package, Peers};
 
 use crate::build;
 use crate::guest::{Guest, Kernel, Series, Tools};
@@ -21,6 +26,9 @@ use crate::workspace::Workspace;
 
 /// The kernels that are measured without being asked.
 const USUAL: &[&str] = &["6.1", "6.12"];
+
+/// MiB of a guest: the compiler in bpftrace alone takes 300 of them, and all programs stand in memory.
+const MEMORY: u32 = 3072;
 
 /// How long one guest may take.
 const LIMIT: Duration = Duration::from_hours(2);
@@ -38,7 +46,7 @@ const COUNTED: Way = Way {
     name: "counted",
     icount: true,
     cpus: 1,
-    parts: &["ratios", "cost", "start"],
+    parts: &["ratios", "cost", "start", "curves", "peers"],
 };
 
 /// For everything that races.
@@ -46,7 +54,7 @@ const PLAIN: Way = Way {
     name: "plain",
     icount: false,
     cpus: 2,
-    parts: &["storms", "needle", "memory"],
+    parts: &["storms", "needle", "memory", "peer-storms"],
 };
 
 /// What `cargo xtask bench` is asked.
@@ -58,6 +66,19 @@ pub(crate) struct Arguments {
     /// Less of everything, for a look in between: writes to target/bench instead of docs
     #[arg(long)]
     quick: bool,
+    /// Only these parts, for a look in between: ratios, cost, start, curves, peers, storms, needle, memory, peer-storms, user-space
+    #[arg(long = "part", value_name = "PART", requires = "quick")]
+    parts: Vec<String>,
+}
+
+/// The part that is measured on this machine itself.
+const USER_SPACE: &str = "user-space";
+
+impl Arguments {
+    /// Whether a part is to be measured.
+    fn wants(&self, part: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|wanted| wanted == part)
+    }
 }
 
 /// What was measured on one kernel.
@@ -77,6 +98,9 @@ struct Bench {
     date: String,
     commit: String,
     quick: bool,
+    /// The other tracers.
+    peers: Vec<Package>,
+    user_space: Option<user_space::Found>,
     kernels: Vec<Measured>,
 }
 
@@ -88,12 +112,18 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
         arguments.kernels.iter().map(String::as_str).collect()
     };
     let series = names.into_iter().map(Series::named).collect::<Result<Vec<_>>>()?;
-    let rig = Rig::prepare(workspace, arguments.quick)?;
+    let rig = Rig::prepare(workspace, arguments)?;
     let kernels = rig.measure(&series)?;
+    let user_space = arguments
+        .wants(USER_SPACE)
+        .then(|| user_space::measure(workspace))
+        .transpose()?;
     let bench = Bench {
         date: jiff::Timestamp::now().strftime("%Y-%m-%d").to_string(),
         commit: workspace.commit(),
         quick: arguments.quick,
+        peers: rig.peers.packages.clone(),
+        user_space,
         kernels,
     };
     let folder = if arguments.quick {
@@ -116,18 +146,19 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
 struct Rig<'a> {
     workspace: &'a Workspace,
     tools: Tools,
+    peers: Peers,
     init: PathBuf,
     files: Vec<(PathBuf, String)>,
     /// Where what guests print and find is kept.
     folder: PathBuf,
-    quick: bool,
+    arguments: &'a Arguments,
 }
 
 impl<'a> Rig<'a> {
-    fn prepare(workspace: &'a Workspace, quick: bool) -> Result<Self> {
-        let tools = {
+    fn prepare(workspace: &'a Workspace, arguments: &'a Arguments) -> Result<Self> {
+        let (tools, peers) = {
             let _lock = workspace.lock_cache()?;
-            Tools::get(workspace)?
+            (Tools::get(workspace)?, Peers::get(workspace)?)
         };
         let programs = build::guest_programs(workspace, false)?;
         let folder = workspace.target.join("bench");
@@ -135,6 +166,7 @@ impl<'a> Rig<'a> {
         Ok(Self {
             workspace,
             tools,
+            peers,
             init: programs.join("droptrace-init"),
             // What measures may be any build; what is measured is what users get.
             files: vec![
@@ -145,7 +177,7 @@ impl<'a> Rig<'a> {
                 (build::static_release(workspace)?, "/usr/bin/droptrace".to_owned()),
             ],
             folder,
-            quick,
+            arguments,
         })
     }
 
@@ -192,22 +224,28 @@ impl<'a> Rig<'a> {
     }
 
     fn boot(&self, kernel: &Kernel, way: &Way) -> Result<Vec<Figure>> {
+        let parts = self.parts(way);
+        if parts.is_empty() {
+            return Ok(Vec::new());
+        }
         let name = format!("{}-{}", kernel.series.name, way.name);
         let log = self.folder.join(format!("{name}.log"));
         step(&format!(
             "measuring {} on Linux {}; what the guest prints goes to {}",
-            way.parts.join(", "),
+            parts.join(", "),
             kernel.release,
             log.display()
         ));
+        let watch = Watch::start()?;
         let outcome = Guest {
             kernel,
             tools: &self.tools,
             init: self.init.clone(),
+            more: vec![self.peers.archive.clone()],
             files: self.files.clone(),
-            command: self.command(way),
+            command: self.command(&parts),
             cpus: way.cpus,
-            memory: 1024,
+            memory: MEMORY,
             icount: way.icount,
             log: Some(File::create(&log).with_context(|| format!("cannot write {}", log.display()))?),
             limit: LIMIT,
@@ -227,17 +265,29 @@ impl<'a> Rig<'a> {
         if let Some(warning) = outcome.warnings.first() {
             bail!("the kernel warned while {name} was measured: {warning}");
         }
-        figures::parse(&outcome.results)
+        let mut figures = figures::parse(&outcome.results)?;
+        let machine = watch.end(way.name)?;
+        step(&format!("measured {name} in {:.0} min", machine.seconds / 60.0));
+        if !way.icount {
+            figures.push(Figure::Machine(machine));
+        }
+        Ok(figures)
     }
 
-    fn command(&self, way: &Way) -> Vec<String> {
+    /// What is measured this way.
+    fn parts(&self, way: &Way) -> Vec<&'static str> {
+        let parts = way.parts.iter().copied();
+        parts.filter(|part| self.arguments.wants(part)).collect()
+    }
+
+    fn command(&self, parts: &[&str]) -> Vec<String> {
         let mut command: Vec<_> = ["droptrace-tests", "bench", "--results", "/run/droptrace/results"]
             .map(str::to_owned)
             .into();
-        for part in way.parts {
+        for part in parts {
             command.extend(["--part".to_owned(), (*part).to_owned()]);
         }
-        if self.quick {
+        if self.arguments.quick {
             command.push("--quick".to_owned());
         }
         command

@@ -71,15 +71,16 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// Adds what is in a folder, for paths inside it that `keep` accepts; links are kept as links.
+    /// Adds what is in a folder, for paths inside it that `keep` accepts, below `at`, which is empty or ends with a slash;
+    /// links are kept as links.
     ///
     /// # Errors
     /// When the folder cannot be read or the archive cannot be written.
-    pub(crate) fn tree(&mut self, root: &Path, keep: &dyn Fn(&str) -> bool) -> Result<()> {
-        self.subtree(root, "", keep)
+    pub(crate) fn tree(&mut self, root: &Path, at: &str, keep: &dyn Fn(&str) -> bool) -> Result<()> {
+        self.subtree(root, at, "", keep)
     }
 
-    fn subtree(&mut self, root: &Path, inside: &str, keep: &dyn Fn(&str) -> bool) -> Result<()> {
+    fn subtree(&mut self, root: &Path, at: &str, inside: &str, keep: &dyn Fn(&str) -> bool) -> Result<()> {
         let folder = root.join(inside);
         let mut entries = fs::read_dir(&folder)
             .and_then(Iterator::collect::<io::Result<Vec<_>>>)
@@ -96,14 +97,15 @@ impl<W: Write> Archive<W> {
                 continue;
             }
             let kind = entry.file_type()?;
+            let archived = format!("{at}{path}");
             if kind.is_dir() {
-                self.directory(&path)?;
-                self.subtree(root, &path, keep)?;
+                self.directory(&archived)?;
+                self.subtree(root, at, &path, keep)?;
             } else if kind.is_symlink() {
                 let target = fs::read_link(entry.path())?;
-                self.symlink(&path, &target.to_string_lossy())?;
+                self.symlink(&archived, &target.to_string_lossy())?;
             } else {
-                self.copy(&entry.path(), &path)?;
+                self.copy(&entry.path(), &archived)?;
             }
         }
         Ok(())
@@ -138,7 +140,7 @@ mod tests {
         archive.file("init", 0o755, b"program").expect("a file");
         archive.device("null", 1, 3).expect("a device");
         archive
-            .tree(folder.path(), &|path| path != "left")
+            .tree(folder.path(), "", &|path| path != "left")
             .expect("a tree");
         let bytes = archive.finish().expect("an archive");
         assert_eq!(bytes.len() % 4, 0);

@@ -335,7 +335,7 @@ fn pack_modules(tools: &Tools, folder: &Path, release: &str, archive: &Path) -> 
     let inside = chosen.path().join("usr");
     fs::create_dir(&inside)?;
     fs::rename(chosen.path().join("lib"), inside.join("lib"))?;
-    writer.tree(chosen.path(), &|path| {
+    writer.tree(chosen.path(), "", &|path| {
         path.len() > "usr/lib/modules".len() || "usr/lib/modules".starts_with(path)
     })?;
     writer.finish()?;

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use archive::Archive;
 pub(crate) use kernel::{Kernel, Record, SERIES, Series};
-pub(crate) use tools::Tools;
+pub(crate) use tools::{LEFT_OUT, Tools};
 
-use archive::Archive;
 use emulator::EMULATOR;
 
 use crate::shell::step;
@@ -40,6 +40,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) tools: &'a Tools,
     /// The program that runs first in the guest.
     pub(crate) init: PathBuf,
+    /// Archives of more programs, beside the tools.
+    pub(crate) more: Vec<PathBuf>,
     /// Files of this machine and where they stand in the guest.
     pub(crate) files: Vec<(PathBuf, String)>,
     /// The command; none gives a shell on this terminal.
@@ -168,10 +170,11 @@ impl Guest<'_> {
         }
     }
 
-    /// Writes the tools, the kernel's modules and what belongs to this guest alone, one after the other.
+    /// Writes the tools, the kernel's modules, more programs and what belongs to this guest alone, one after the other.
     fn write_initrd(&self, path: &Path) -> Result<()> {
         let mut out = BufWriter::new(File::create(path)?);
-        for part in [&self.tools.archive, &self.kernel.modules()] {
+        let modules = self.kernel.modules();
+        for part in [&self.tools.archive, &modules].into_iter().chain(&self.more) {
             let mut part = File::open(part).with_context(|| format!("cannot read {}", part.display()))?;
             io::copy(&mut part, &mut out)?;
         }

@@ -32,7 +32,7 @@ const PACKAGES: &[&str] = &[
 ];
 
 /// What no program in a guest opens.
-const LEFT_OUT: &[&str] = &[
+pub(crate) const LEFT_OUT: &[&str] = &[
     "usr/include",
     "usr/lib/x86_64-linux-gnu/audit",
     "usr/lib/x86_64-linux-gnu/gconv",
@@ -77,7 +77,7 @@ impl Tools {
             choose_alternatives(&root)?;
             link_applets(&root)?;
             let mut archive = Archive::new(fs::File::create(work.join("tools.cpio"))?);
-            archive.tree(&root, &|path| !LEFT_OUT.contains(&path))?;
+            archive.tree(&root, "", &|path| !LEFT_OUT.contains(&path))?;
             archive.finish()?;
             Ok(wanted)
         })?;
