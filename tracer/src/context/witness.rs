@@ -16,6 +16,9 @@ const READINGS: usize = 8;
 /// Rules that are listed where none is told.
 const LISTED: usize = 8;
 
+/// Why no rule is told where none seems to have done it.
+const UNMOVED: &str = "no counter of a rule that can have done it moved";
+
 /// A packet that a rule ended, or several of which only the last is known.
 #[derive(Clone, Copy, Debug)]
 struct Note {
@@ -150,7 +153,11 @@ impl Witness {
                         rules.packets = packets;
                         return rules;
                     }
-                    Err(reason) => untold = untold.or(Some(reason)),
+                    Err(reason) => {
+                        let all_count = can.iter().all(|ender| ender.packets.is_some());
+                        rules.unmoved |= reason == UNMOVED && all_count && after.reading.unread.is_empty();
+                        untold = untold.or(Some(reason));
+                    }
                 }
             }
         }
@@ -193,7 +200,7 @@ impl Witness {
         });
         let (ender, count) = match (moving.next(), moving.next()) {
             (Some(one), None) => one,
-            (None, _) => return Err("no counter of a rule that can have done it moved"),
+            (None, _) => return Err(UNMOVED),
             (Some(_), Some(_)) => return Err("the counters of several rules moved"),
         };
         let points = ender.points();
@@ -401,6 +408,19 @@ mod tests {
         witness.read(reading(4000, &counts(43)));
         witness.note(4005, at(INPUT), 40);
         assert!(!witness.wants_another(3000));
+    }
+
+    #[test]
+    fn rules_that_all_count_and_did_not_move_have_not_done_it() {
+        for (first, second, unmoved) in [
+            ((Some(5), Some(5)), (Some(1), Some(1)), true),
+            ((Some(5), Some(5)), (None, None), false),
+            ((Some(5), Some(6)), (Some(1), Some(1)), false),
+        ] {
+            // Also if others end while the counters are read.
+            let rules = told(first, second, &[105, 500]);
+            assert_eq!((rules.told, rules.unmoved), (None, unmoved));
+        }
     }
 
     #[test]

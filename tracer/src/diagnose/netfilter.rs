@@ -163,6 +163,9 @@ pub struct Rules {
     pub packets: u64,
     /// Why no rule is told.
     pub untold: Option<String>,
+    /// All of them count, and none did between two readings around the packet: none of them ended it.
+    #[serde(default)]
+    pub unmoved: bool,
     /// Rulesets that could not be read, and why: what they hold is not among the above.
     pub unread: Vec<String>,
     /// How long the reading took, in microseconds.

@@ -18,8 +18,8 @@ pub(super) static CAUSE: Cause = Cause {
         itself, __nf_conntrack_confirm (nf_conntrack_core.c) the first packet of one that was marked as dying. From 5.19 on an entry that is \
         not confirmed yet is not marked when a module goes: some kernels drop its packet all the same, which stays open (kernel-reason; seen on \
         6.1.192), newer ones do not (6.12.118). A rule drops at the \
-        same place: it is this cause only where no rule or policy of any ruleset can drop at the hook point (known from full events, hence \
-        sampled); else it stays open.",
+        same place: it is this cause only where no rule or policy of any ruleset can drop at the hook point, or where all that can count, and none did \
+        (known from full events, hence sampled); else it stays open.",
     evidence: joined![
         [("hook_point", "prerouting, input, forward, output or postrouting")],
         PACKET
@@ -41,7 +41,8 @@ pub(super) fn refine(event: &RawEvent, facts: &Facts) -> Option<&'static Cause> 
         && signature.has(bits::CONNTRACK_DYING)
         && !signature.has(bits::STALE_HINT)
         && !signature.has(bits::SERVICE_IPVS);
-    (dying && netfilter::no_rule_can(facts)).then_some(&CAUSE)
+    let ruleless = netfilter::no_rule_can(facts) || netfilter::no_rule_moved(facts);
+    (dying && ruleless).then_some(&CAUSE)
 }
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
@@ -88,7 +89,10 @@ pub(super) mod tests {
                 "kernel-reason"
             };
             assert_eq!(dying(kernel).label().cause, open);
-            assert_eq!(dying(kernel).fact(rules(&["input"], false)).label().cause, open);
+            let with_rules = dying(kernel).fact(rules(&["input"], false));
+            assert_eq!(with_rules.clone().label().cause, open);
+            let unmoved = with_rules.fact(|facts| facts.rules.as_mut().unwrap().unmoved = true);
+            assert_eq!(unmoved.label().cause, "conntrack-dying");
             let nowhere = frames(dying(kernel), &[])
                 .fact(|facts| facts.rules = Some(crate::diagnose::Rules::default()));
             assert_eq!(nowhere.label().cause, open);

@@ -60,15 +60,28 @@ pub(super) fn no_rule_can(facts: &Facts) -> bool {
     HookPoint::of(facts).is_some() && facts.rules.as_ref().is_some_and(none)
 }
 
-/// Whether something else than a rule or policy gave the verdict, as far as all rulesets tell. nftables that frees the packet
-/// itself had a rule, which is gone.
-pub(super) fn dropped_without_rule(signature: &Signature<'_>, facts: &Facts) -> bool {
-    by_verdict(signature) && signature.at(&["nf_hook_slow"]) && no_rule_can(facts)
+/// Whether none of the rules and policies that can drop a packet at its hook point has, since all of them count.
+pub(super) fn no_rule_moved(facts: &Facts) -> bool {
+    facts.rules.as_ref().is_some_and(|rules| rules.unmoved)
 }
 
-/// Why a verdict is not laid to a rule that [`dropped_without_rule`] says there is not.
-pub(super) const RULELESS: &str = "no rule or policy can drop at this hook point: conntrack or NAT did, which drop a first packet whose entry became \
+/// Why something else than a rule or policy gave the verdict, as far as all rulesets tell. nftables that frees the packet
+/// itself had a rule, which is gone.
+pub(super) fn dropped_without_rule(signature: &Signature<'_>, facts: &Facts) -> Option<&'static str> {
+    if !by_verdict(signature) || !signature.at(&["nf_hook_slow"]) {
+        None
+    } else if no_rule_can(facts) {
+        Some(RULELESS)
+    } else {
+        no_rule_moved(facts).then_some(UNMOVED)
+    }
+}
+
+const RULELESS: &str = "no rule or policy can drop at this hook point: conntrack or NAT did, which drop a first packet whose entry became \
     invalid without a trace in it, or a BPF program or security module; or the rule was removed at once";
+
+const UNMOVED: &str = "the counter of each rule and policy that can drop at this hook point stayed as it was: conntrack or NAT did, which drop a \
+    first packet whose entry became invalid without a trace in it, or a BPF program or security module; or the rule was removed at once";
 
 /// Whether conntrack may have given the verdict as well as a rule, of which nothing is known: it drops the first packet of a connection
 /// where it confirms its entry, behind all rules at input and postrouting (`__nf_conntrack_confirm`,
@@ -432,6 +445,7 @@ pub(super) mod tests {
                 told,
                 packets: 1,
                 untold,
+                unmoved: false,
                 unread: Vec::new(),
                 read_us: 120,
             });

@@ -13,7 +13,7 @@ pub(super) static CAUSE: Cause = Cause {
     mechanism: "A rule, or the policy of a chain, of nftables or iptables gave the verdict DROP. nf_hook_slow \
         (net/netfilter/core.c) frees the packet; from 6.12 on, and in 6.1.192, nftables frees it in nft_do_chain. \
         Conntrack clashes, a full conntrack table and IPVS give the same verdict and are causes of their own; where the \
-        destination is an IPVS service and nf_hook_slow freed the packet, where no rule or policy can drop at the hook point, or where the packet would \
+        destination is an IPVS service and nf_hook_slow freed the packet, where no rule or policy can drop at the hook point, where all of them count and none did, or where the packet would \
         have opened a connection and the rules could not be read in time, it stays open who dropped it (kernel-reason). For a \
         local sender send() fails with EPERM. The kernel does not say which rule it was: after such a packet the rulesets of its \
         netns are read (never changed), and a rule is told if its counter alone moved, and by as many packets as were seen to end \
@@ -32,7 +32,7 @@ pub(super) static CAUSE: Cause = Cause {
     find: |event, facts| netfilter::find(event, facts, false),
     refine: Some(|event, facts| {
         let signature = Signature::of_event(event, facts);
-        let open = netfilter::dropped_without_rule(&signature, facts)
+        let open = netfilter::dropped_without_rule(&signature, facts).is_some()
             || netfilter::may_be_unconfirmed(&signature, event, facts);
         masquerade_no_address::refine(event, facts).or_else(|| open.then(|| unknown::left_open(facts)))
     }),
@@ -127,9 +127,17 @@ pub(super) mod tests {
         let ruleless = |place| {
             frames(freed(V6_1, Site::Free, place), INPUT).fact(|facts| facts.rules = Some(Rules::default()))
         };
-        let open = ruleless("nf_hook_slow").label();
-        assert_eq!(open.cause, "kernel-reason");
-        assert!(open.evidence["doubt"].is_string());
+        let unmoved = |place| {
+            frames(freed(V6_1, Site::Free, place), INPUT)
+                .fact(rules(&["input"], false))
+                .fact(|facts| facts.rules.as_mut().unwrap().unmoved = true)
+        };
+        for open in [ruleless("nf_hook_slow"), unmoved("nf_hook_slow")] {
+            let open = open.label();
+            assert_eq!(open.cause, "kernel-reason");
+            assert!(open.evidence["doubt"].is_string());
+        }
+        assert_eq!(unmoved("nft_do_chain").label().cause, "netfilter-rule");
         // nftables itself freed it: the rule is gone by now.
         assert_eq!(ruleless("nft_do_chain").label().cause, "netfilter-rule");
         let nowhere = frames(ruleless("nf_hook_slow"), &[]);

@@ -103,6 +103,10 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
     let of_socket = || {
         if signature.site == Site::TcpMemory {
             Some(tcp_memory::DOUBT_WITH_ROOM)
+        } else if signature.site == Site::GroupJoined {
+            Some(
+                "somebody here has joined the group: rp_filter or another check refused the source, or the options of the packet were",
+            )
         } else if !free {
             None
         } else if signature.because(&["SOCKET_FILTER"]) {
@@ -117,7 +121,7 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
             None
         }
     };
-    let ruleless = || netfilter::dropped_without_rule(&signature, facts).then_some(netfilter::RULELESS);
+    let ruleless = || netfilter::dropped_without_rule(&signature, facts);
     let unread = || netfilter::may_be_unconfirmed(&signature, event, facts).then_some(netfilter::UNREAD);
     let of_netfilter = netfilter::doubt(&signature).or_else(ruleless).or_else(unread);
     let doubt = of_netfilter.or_else(of_socket).or_else(|| {
