@@ -31,7 +31,7 @@ pub(crate) struct Hint {
     /// To compare with at the free: IPReversePathFilter ([`Site::MartianSource`]) or the address of the packet's
     /// conntrack entry ([`Site::ConntrackClash`]).
     pub(crate) before: u64,
-    /// The packet's [`packet::first_bytes`]; 0 where they are not known.
+    /// The packet's [`packet::first_bytes`].
     pub(crate) first_bytes: u64,
     pub(crate) netns: u32,
     pub(crate) bits: u32,
@@ -94,20 +94,15 @@ pub(crate) fn waits(skb: u64) -> bool {
 #[inline(always)]
 fn is_current(hint: &Hint, skb: u64, now: u64) -> bool {
     let age = now.wrapping_sub(hint.ktime_ns);
-    age < STALE_NS || age < STALE_WITH_BYTES_NS && has_bytes_of(hint, skb)
-}
-
-/// Whether it was left for a packet with the first bytes of this one.
-#[inline(always)]
-fn has_bytes_of(hint: &Hint, skb: u64) -> bool {
-    hint.first_bytes != 0 && hint.first_bytes == packet::first_bytes(skb)
+    age < STALE_NS || age < STALE_WITH_BYTES_NS && packet::has_first_bytes(skb, hint.first_bytes)
 }
 
 /// Whether a hint that the packet goes on with waits for it: one that was left for its first bytes.
 #[inline(always)]
 pub(crate) fn goes_on_with(skb: u64) -> bool {
     // SAFETY: as in `waits`.
-    unsafe { HINTS.get(skb) }.is_some_and(|hint| goes_on(hint.site) && has_bytes_of(hint, skb))
+    unsafe { HINTS.get(skb) }
+        .is_some_and(|hint| goes_on(hint.site) && packet::has_first_bytes(skb, hint.first_bytes))
 }
 
 /// Turns the hint of one site that waits for this packet into that of another; false where none does.
@@ -118,7 +113,7 @@ pub(crate) fn turn(skb: u64, from: Site, into: Site) -> bool {
     };
     // SAFETY: an entry of an LRU map may be reused by another CPU while we use it; it stays mapped.
     let hint = unsafe { &mut *hint };
-    let turned = hint.site == from as u16 && has_bytes_of(hint, skb);
+    let turned = hint.site == from as u16 && packet::has_first_bytes(skb, hint.first_bytes);
     if turned {
         hint.site = into as u16;
     }
@@ -162,7 +157,8 @@ fn forget(hint: &mut Hint) {
 #[inline(always)]
 fn judge(hint: &mut Hint, skb: u64, entry: u64, now: u64) {
     if goes_on(hint.site) {
-        if entry != 0 || !is_current(hint, skb, now) || !has_bytes_of(hint, skb) {
+        let age = now.wrapping_sub(hint.ktime_ns);
+        if entry != 0 || age >= STALE_WITH_BYTES_NS || !packet::has_first_bytes(skb, hint.first_bytes) {
             forget(hint);
         }
         return;

@@ -101,15 +101,20 @@ pub(crate) fn extent(skb: u64) -> Extent {
     }
 }
 
-/// The first eight bytes behind the network header: of TCP the ports and the sequence number. 0 where it is not known where
-/// they are (`skb_transport_header_was_set`, include/linux/skbuff.h).
+/// The first eight bytes behind the network header: of TCP the ports and the sequence number. Anything where it is not known
+/// where they are, which [`has_first_bytes`] tells.
 #[inline(always)]
 pub(crate) fn first_bytes(skb: u64) -> u64 {
     let head: u64 = member(skb, layout!(skb_head));
-    match member::<u16>(skb, layout!(skb_transport_header)) {
-        0 | u16::MAX => 0,
-        transport => read(head + u64::from(transport)),
-    }
+    read(head + u64::from(member::<u16>(skb, layout!(skb_transport_header))))
+}
+
+/// Whether these are its [`first_bytes`], and it is known where they are (`skb_transport_header_was_set`,
+/// include/linux/skbuff.h).
+#[inline(always)]
+pub(crate) fn has_first_bytes(skb: u64, bytes: u64) -> bool {
+    let transport: u16 = member(skb, layout!(skb_transport_header));
+    transport != u16::MAX && bytes != 0 && first_bytes(skb) == bytes
 }
 
 /// `::ffff:a.b.c.d`.

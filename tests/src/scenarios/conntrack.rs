@@ -40,6 +40,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("conntrack-clash-resolved-dns-v6", |t| dns(t, V6)).alone(),
     Scenario::new("conntrack-invalid-rule-v4", |t| invalid_by_rule(t, V4)),
     Scenario::new("conntrack-invalid-rule-v6", |t| invalid_by_rule(t, V6)),
+    Scenario::new("conntrack-invalid-held-up", invalid_held_up),
     Scenario::new("conntrack-invalid-reset-v4", |t| invalid_reset(t, V4)),
     Scenario::new("conntrack-invalid-reset-v6", |t| invalid_reset(t, V6)),
     Scenario::new("conntrack-invalid-checksum", invalid_checksum),
@@ -112,19 +113,13 @@ impl Router {
 
     /// Holds what leaves by `outside` after NAT has chosen and before the entry is confirmed.
     fn hold(&self) -> Result<Held> {
-        modprobe("nfnetlink_queue")?;
-        let queue = self.netns.enter(|| {
-            let mut queue = Queue::open().context("cannot open an NFQUEUE socket")?;
-            queue.bind(QUEUE).context("cannot bind the NFQUEUE")?;
-            queue.set_nonblocking(true);
-            Ok(queue)
-        })?;
+        let held = Held::bind(&self.netns)?;
         self.netns.nft(&format!(
             "table {} hold {{ chain post {{ type filter hook postrouting priority 200; oifname \"outside\" \
              meta l4proto {{ tcp, udp }} queue num {QUEUE}; }}\n}}",
             self.table()
         ))?;
-        Ok(Held { queue })
+        Ok(held)
     }
 }
 
@@ -134,6 +129,18 @@ struct Held {
 }
 
 impl Held {
+    /// Those that rules of this netns give to [`QUEUE`].
+    fn bind(netns: &Netns) -> Result<Self> {
+        modprobe("nfnetlink_queue")?;
+        let queue = netns.enter(|| {
+            let mut queue = Queue::open().context("cannot open an NFQUEUE socket")?;
+            queue.bind(QUEUE).context("cannot bind the NFQUEUE")?;
+            queue.set_nonblocking(true);
+            Ok(queue)
+        })?;
+        Ok(Self { queue })
+    }
+
     /// Waits for the next held packet.
     fn next(&mut self) -> Result<Message> {
         let until = Instant::now() + Duration::from_secs(20);
@@ -393,6 +400,41 @@ fn invalid_by_rule(t: &Test, family: IpFamily) -> Result<Outcome> {
             .remedy_says("be_liberal")?;
     }
     Ok(Outcome::Passed(format!("invalid and droptrace: {INVALID}")))
+}
+
+/// The same, but a program holds each of them up for longer than a hint is believed without a look at the packet.
+fn invalid_held_up(t: &Test) -> Result<Outcome> {
+    const HELD_UP: Duration = Duration::from_millis(150);
+    modprobe("nf_conntrack")?;
+    let wire = Wire::new(t, V4)?;
+    wire.netns.nft(&format!(
+        "table ip t {{ chain pre {{ type filter hook prerouting priority 0; ct state invalid queue num {QUEUE}; }}\n \
+         chain in {{ type filter hook input priority 0; ct state invalid counter drop; }}\n}}"
+    ))?;
+    t.attached(&["nf_ct_l4proto_log_invalid"])?;
+    let mut held = Held::bind(&wire.netns)?;
+    let _listener = listen(&wire.netns, wire.address(80), 5)?;
+    let mut client = Client::new(wire.peer(5000), wire.address(80), 1000, None);
+    client.connect(&wire.tun)?;
+    for number in 0..INVALID as u32 {
+        let mut segment = client.segment(ACK, b"late");
+        segment.sequence = client.sequence.wrapping_add(FAR + number);
+        wire.tun.send(&segment.bytes()?)?;
+        let message = held.next()?;
+        thread::sleep(HELD_UP);
+        held.release(message)?;
+    }
+    t.expect(&[Expected::dropped(&wire.netns, "conntrack-invalid", INVALID)])?;
+    if let Some(seen) = t.drop(&wire.netns, "conntrack-invalid")? {
+        seen.goes(wire.peer(5000), wire.address(80))?
+            .evidence("outcome", "rule")?
+            .has_evidence("why")?
+            .evidence("hook_point", "input")?;
+    }
+    Ok(Outcome::Passed(format!(
+        "held up for {} ms each: {INVALID}",
+        HELD_UP.as_millis()
+    )))
 }
 
 /// Answers out of the window of a connection whose source NAT translates: they stay here, and are answered by RST.
