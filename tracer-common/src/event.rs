@@ -181,7 +181,8 @@ numbered! {
         SocketBacklogFull = 49 => "tcp_add_backlog",
         /// `cookie_v4_check`/`cookie_v6_check`: SyncookiesFailed grew by one during the call.
         SyncookieInvalid = 50 => "cookie_check",
-        /// A free of an IPv4 packet to a group that the device it is on has not joined, and does not route on.
+        /// A free of an IPv4 packet to a group that the device it is on has not joined, and does not route on (kernels whose reasons
+        /// do not tell refused sources).
         GroupNotJoined = 51 => "kfree_skb:group-not-joined",
         /// The same, but the device has joined the group, or the packet has a route.
         GroupJoined = 52 => "kfree_skb:group-joined",

@@ -210,6 +210,7 @@ layout! {
     neigh_dev = Member("neighbour", "dev");
 
     // Drop reasons that a program itself must know.
+    reason_invalid_source = Enumerator("skb_drop_reason", "SKB_DROP_REASON_IP_INVALID_SOURCE");
     reason_paws = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_RFC7323_PAWS");
     /// First and last of the reasons about the state of a connection.
     reason_tcp_first = Enumerator("skb_drop_reason", "SKB_DROP_REASON_TCP_ZEROWINDOW");

@@ -13,9 +13,12 @@ const GROUPS_MAX: u32 = 32;
 
 /// What is known of an IPv4 packet to a group when it is freed without a hint. The site says something only where the
 /// route of a received packet is looked up (`ip_rcv_finish_core`, net/ipv4/ip_input.c, 5.10 - 7.3): that fails for a group that
-/// the device has not joined, and for sources that are refused, which kernels without drop reasons do not tell.
+/// the device has not joined, and for sources that are refused, which kernels tell since they have a reason for it (7.x).
 #[inline(always)]
 pub(crate) fn look(buffer: &mut EventBuffer, device: u64, refdst: u64) {
+    if has(layout!(reason_invalid_source)) {
+        return;
+    }
     let to = [16, 17, 18, 19].map(|at| buffer.packet[at]);
     if buffer.header.protocol != 0x0800 || !(224..=239).contains(&to[0]) {
         return;
