@@ -1,5 +1,7 @@
 //! Exact counts: made in the kernel, per CPU, before anything is sampled.
 
+use crate::Site;
+
 /// What is counted apart. The catalogue maps every key to exactly one cause.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,6 +18,17 @@ pub struct CountKey {
     pub site: u16,
     /// Zero.
     pub pad: u16,
+}
+
+impl CountKey {
+    /// The place that the key of a drop holds: where a hook saw what it is, mostly none.
+    pub const fn place(site: Option<Site>, location: u64) -> u64 {
+        match site {
+            Some(Site::Free) | None => location,
+            Some(site) if site.needs_place() => location,
+            Some(_) => 0,
+        }
+    }
 }
 
 /// One CPU's count of a key, and the token bucket that decides which of its
@@ -61,3 +74,30 @@ pub enum Tally {
 
 /// Number of tallies.
 pub const TALLIES: u32 = 7;
+
+/// Keys none of whose events is wanted, at most.
+pub const QUIET_MAX: u32 = 1024;
+
+/// How many full events travel. Read-only for the programs, set before they are loaded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    /// Nanoseconds in which a count key earns one event, on each CPU.
+    pub token_ns: u64,
+    /// Events that a key can have saved up.
+    pub burst: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl Sampling {
+    /// 250 events per second for each key and CPU, and 500 at once.
+    pub const DEFAULT: Self = Self {
+        token_ns: 4_000_000,
+        burst: 500,
+    };
+}

@@ -9,16 +9,18 @@
 mod counts;
 mod event;
 mod layout;
+mod memo;
 #[cfg(feature = "user")]
 mod pod;
 mod scope;
 mod sets;
 
-pub use counts::{CountKey, CountValue, TALLIES, Tally};
+pub use counts::{CountKey, CountValue, QUIET_MAX, Sampling, TALLIES, Tally};
 pub use event::{
     EVENT_MAX, EventHeader, FIELDS_MAX, Field, FieldId, PACKET_MAX, Site, bits, ct_status, route,
 };
 pub use layout::{ABSENT, IpvsLayout, Layout, LayoutEntry, Resolve};
+pub use memo::{Frees, Like, MEMO_WORDS, MEMOS, Memo};
 pub use scope::{
     SCOPE_ADDRESSES, SCOPE_ALL, SCOPE_NETNS, SCOPE_PORT, SCOPE_PROTOCOL, SCOPED_BY_NETNS, SCOPED_BY_USER,
     Scope,

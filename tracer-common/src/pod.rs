@@ -1,6 +1,8 @@
 //! Lets aya copy the shared types to and from maps.
 
-use crate::{AddressKey, AddressValue, CountKey, CountValue, IpvsLayout, Layout, Scope, ServiceKey};
+use crate::{
+    AddressKey, AddressValue, CountKey, CountValue, Frees, IpvsLayout, Layout, Sampling, Scope, ServiceKey,
+};
 
 // SAFETY: each is repr(C), of plain integers, without padding (the fields named `pad` fill it).
 unsafe impl aya::Pod for AddressKey {}
@@ -14,6 +16,10 @@ unsafe impl aya::Pod for CountValue {}
 unsafe impl aya::Pod for IpvsLayout {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Layout {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Frees {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Sampling {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Scope {}
 // SAFETY: as above.

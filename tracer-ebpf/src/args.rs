@@ -5,10 +5,26 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, ProbeContext, RetProbeContext},
 };
 
+use crate::kernel;
+
 /// A program at a function's entry.
 pub(crate) trait Entry {
+    /// Whether the verifier knows what the arguments point to: then they are read without a helper.
+    const TYPED: bool;
+
     /// The argument with this index, as a register.
     fn argument(&self, index: u32) -> u64;
+
+    /// Reads a member of what an argument, or a pointer read by this, points to; zero where there is nothing. The pointer must
+    /// not have been in a map meanwhile: there it becomes a number.
+    #[inline(always)]
+    fn member<T: Copy + Default>(&self, base: u64, entry: u32) -> T {
+        if Self::TYPED {
+            kernel::typed(base, entry)
+        } else {
+            kernel::member(base, entry)
+        }
+    }
 }
 
 /// A program at a function's exit.
@@ -40,6 +56,8 @@ fn at(ctx: &impl EbpfContext, index: usize) -> u64 {
 }
 
 impl Entry for FEntryContext {
+    const TYPED: bool = true;
+
     #[inline(always)]
     fn argument(&self, index: u32) -> u64 {
         word!(index, at(self, 0), 1 => at(self, 1), 2 => at(self, 2), 3 => at(self, 3), 4 => at(self, 4), 5 => at(self, 5))
@@ -65,6 +83,8 @@ const REGISTERS: [usize; 6] = [14, 13, 12, 11, 9, 8];
 const REGISTERS: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
 impl Entry for ProbeContext {
+    const TYPED: bool = false;
+
     #[inline(always)]
     fn argument(&self, index: u32) -> u64 {
         word!(

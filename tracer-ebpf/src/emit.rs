@@ -12,16 +12,17 @@ use aya_ebpf::{
     maps::lpm_trie::Key,
 };
 use droptrace_common::{
-    AddressKey, CountKey, CountValue, EventHeader, FIELDS_MAX, Field, FieldId, PACKET_MAX, ServiceKey, Site,
-    Tally, bits,
+    AddressKey, CountKey, CountValue, EventHeader, FIELDS_MAX, Field, FieldId, Like, PACKET_MAX, Sampling,
+    ServiceKey, Site, Tally, bits,
 };
 
 use crate::{
     hint::{HINT_FIELDS, Hint},
-    kernel::{self, layout, member},
-    maps::{BUFFERS, COUNTS, EVENTS, TALLIES_MAP},
+    kernel,
+    maps::{BUFFERS, COUNTS, EVENTS, QUIET, TALLIES_MAP},
     packet::{self, Extent, Tuple},
     scope,
+    skb::SkBuff,
 };
 
 /// Places of an event's fields: what the free tells of the packet, then frames of the kernel stack, then what a hook
@@ -34,11 +35,25 @@ pub(crate) const HINT_AT: usize = FREE_FIELDS + FRAMES;
 /// Buffers of a CPU: for programs that interrupt each other (process, softirq, hardirq, NMI), and, where the kernel lets
 /// a program be preempted (7.x), for those that run meanwhile.
 pub(crate) const BUFFERS_MAX: u32 = 4;
-/// Nanoseconds that a count key's bucket takes to earn one event: 2,000 events per second and CPU.
-const TOKEN_NS: u64 = 500_000;
-/// Events that a full bucket holds.
-const BURST: u64 = 2_000;
-const BUCKET_NS: u64 = BURST * TOKEN_NS;
+
+/// Filled by user space before loading.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".rodata")]
+static SAMPLING: Sampling = Sampling::DEFAULT;
+
+/// Nanoseconds in which a count key's bucket earns one event.
+#[inline(always)]
+fn token_ns() -> u64 {
+    // SAFETY: a plain number in read-only data; volatile, since user space replaced it.
+    unsafe { read_volatile(&raw const SAMPLING.token_ns) }
+}
+
+/// Nanoseconds in which an empty bucket is full.
+#[inline(always)]
+fn bucket_ns() -> u64 {
+    // SAFETY: as above.
+    token_ns() * unsafe { read_volatile(&raw const SAMPLING.burst) }
+}
 
 /// Where an event is put together. The first three members are what goes to the ring.
 #[repr(C)]
@@ -59,12 +74,20 @@ pub(crate) struct EventBuffer {
 pub(crate) struct Work {
     /// Of the packet in the buffer.
     pub(crate) tuple: Tuple,
+    /// The packet's `sk_buff`.
+    pub(crate) skb: SkBuff,
+    /// What its free is like.
+    pub(crate) like: Like,
     /// What [`kernel::any`] takes a pointer of the kernel by.
     pub(crate) way: u64,
     /// Whether a hook told of the packet before its free: 1 or 0.
     pub(crate) hinted: u32,
     /// Whether it is netfilter's verdict that frees it: 1 or 0.
     pub(crate) verdict: u32,
+    /// What conntrack and IPVS made of it, in bits.
+    pub(crate) made: u32,
+    /// Whether it is on its way through a bridge that asks the hooks of IP: 1 or 0.
+    pub(crate) bridged: u32,
     /// Of the IPVS entry that it belongs to.
     pub(crate) entry: Tuple,
     pub(crate) key: CountKey,
@@ -175,8 +198,21 @@ pub(crate) fn tally(which: Tally) {
 /// its tuple. Gives the bits that the packet alone tells.
 #[inline(always)]
 pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
-    let ethertype = packet::ethertype(skb);
-    let Extent { network, linear, len } = packet::extent(skb);
+    buffer.work.skb.read(skb);
+    let found = take_headers(buffer);
+    buffer.header.segments = buffer.work.skb.segments();
+    found
+}
+
+/// The same of the packet whose `sk_buff` is read, without the number of its segments, which only an event needs.
+#[inline(always)]
+pub(crate) fn take_headers(buffer: &mut EventBuffer) -> u32 {
+    let EventBuffer {
+        header, packet, work, ..
+    } = buffer;
+    let skb = &work.skb;
+    let ethertype = skb.ethertype();
+    let Extent { network, linear, len } = skb.extent();
     let mut packet_len = if linear > PACKET_MAX as u32 {
         PACKET_MAX as u32
     } else {
@@ -187,18 +223,16 @@ pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
     }
     // Always the whole area: shared info follows the linear part, so the memory is there.
     // SAFETY: bpf_probe_read_kernel checks the address.
-    if unsafe { bpf_probe_read_kernel_buf(network as *const u8, &mut buffer.packet) }.is_err() {
+    if unsafe { bpf_probe_read_kernel_buf(network as *const u8, packet) }.is_err() {
         packet_len = 0;
     }
-    let header = &mut buffer.header;
-    header.skb = skb;
+    header.skb = skb.address();
     header.len = len;
     header.packet_len = packet_len as u16;
     header.protocol = ethertype;
-    header.segments = packet::segments(skb);
-    header.pkt_type = packet::packet_type(skb);
-    header.iif = member::<u32>(skb, layout!(skb_iif));
-    let mut found = packet::parse(&mut buffer.work.tuple, &buffer.packet, packet_len, ethertype);
+    header.pkt_type = skb.packet_type();
+    header.iif = skb.iif;
+    let mut found = packet::parse(&mut work.tuple, packet, packet_len, ethertype);
     if header.pkt_type == 3 {
         found |= bits::OTHER_HOST;
     }
@@ -217,27 +251,52 @@ pub(crate) struct Drop {
     pub(crate) bits: u32,
 }
 
-/// Counts the drop. True if its event is to be sent; the buffer's header is complete then.
+/// What becomes of an event that was counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// It is to be sent.
+    Wanted,
+    /// Its key's bucket is empty.
+    LeftOut,
+    /// Nobody wants to see one of its key.
+    Quiet,
+    /// There was no room for its key.
+    Lost,
+}
+
+/// Counts the drop. If its event is to be sent, the buffer's header is complete then; `settle` adds to the value what was
+/// counted elsewhere.
 #[inline(always)]
-pub(crate) fn count(buffer: &mut EventBuffer, drop: &Drop, key_location: u64) -> bool {
+pub(crate) fn count(
+    buffer: &mut EventBuffer,
+    drop: &Drop,
+    key_location: u64,
+    settle: impl FnOnce(&Work, &mut CountValue),
+) -> Counted {
     set_key(&mut buffer.work.key, drop, key_location);
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
     let Some(value) = counted(&mut buffer.work, now) else {
         tally(Tally::KeysLost);
-        return false;
+        return Counted::Lost;
     };
     value.packets += 1;
     let earned = value.tokens + now.wrapping_sub(value.filled_ns);
     value.filled_ns = now;
-    let tokens = if earned > BUCKET_NS { BUCKET_NS } else { earned };
-    if tokens < TOKEN_NS {
+    let tokens = if earned > bucket_ns() { bucket_ns() } else { earned };
+    if tokens < token_ns() {
         value.tokens = tokens;
         value.sampled += 1;
         value.skipped += 1;
-        return false;
+        return Counted::LeftOut;
     }
-    value.tokens = tokens - TOKEN_NS;
+    value.tokens = tokens;
+    // SAFETY: the value is not read.
+    if unsafe { QUIET.get(&buffer.work.key) }.is_some() {
+        return Counted::Quiet;
+    }
+    value.tokens = tokens - token_ns();
+    settle(&buffer.work, value);
     let header = &mut buffer.header;
     header.skipped = value.skipped as u32;
     header.ktime_ns = now;
@@ -250,7 +309,7 @@ pub(crate) fn count(buffer: &mut EventBuffer, drop: &Drop, key_location: u64) ->
     header.pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     // SAFETY: no precondition.
     header.cpu = unsafe { bpf_get_smp_processor_id() } as u16;
-    true
+    Counted::Wanted
 }
 
 #[inline(always)]
@@ -271,7 +330,7 @@ fn counted(work: &mut Work, now: u64) -> Option<&'static mut CountValue> {
         return Some(unsafe { &mut *value });
     }
     kernel::empty(&mut work.fresh);
-    work.fresh.tokens = BUCKET_NS;
+    work.fresh.tokens = bucket_ns();
     work.fresh.filled_ns = now;
     // Another CPU may have made the key meanwhile: then its value for this CPU is zero, and the bucket fills.
     let _ = COUNTS.insert(&work.key, &work.fresh, u64::from(BPF_NOEXIST));
@@ -337,7 +396,7 @@ pub(crate) fn finish(
         location: 0,
         bits: buffer.header.bits,
     };
-    if count(buffer, &drop, 0) {
+    if count(buffer, &drop, 0, |_, _| {}) == Counted::Wanted {
         let fields = {
             let mut fields = Fields::new(&mut buffer.fields);
             fill(&mut fields);

@@ -7,6 +7,7 @@ use crate::{
     emit::{self, Fields},
     kernel,
     maps::{HINTS, MARKS},
+    memo,
     packet::{self, Tuple},
 };
 
@@ -70,6 +71,7 @@ pub(crate) fn leave(
     hint.netns = netns;
     hint.bits = bits;
     hint.site = site as u16;
+    memo::hinted();
     // SAFETY: only asks whether there is one.
     let fresh = unsafe { HINTS.get(skb) }.is_none();
     if HINTS.insert(skb, &*hint, 0).is_ok() && fresh && !goes_on(site as u16) {
@@ -88,6 +90,17 @@ pub(crate) fn waits(skb: u64) -> bool {
     // SAFETY: no precondition.
     let now = unsafe { bpf_ktime_get_ns() };
     !goes_on(hint.site) && is_current(hint, skb, now)
+}
+
+/// Whether a hint or mark may tell of this packet.
+#[inline(always)]
+pub(crate) fn may_be_of(skb: u64) -> bool {
+    // SAFETY: as in `waits`; only asks whether there is one.
+    let hint = unsafe { HINTS.get(skb) }.is_some();
+    // SAFETY: this CPU's slot.
+    hint || MARKS
+        .get_ptr_mut(0)
+        .is_none_or(|mark| unsafe { (*mark).hint.ktime_ns } != 0)
 }
 
 /// Whether it is young enough to be of this packet, by its first bytes if need be.
@@ -214,6 +227,7 @@ pub(crate) fn mark(site: Site, tuple: &Tuple, netns: u32, fill: impl FnOnce(&mut
     mark.hint.site = site as u16;
     // SAFETY: no precondition.
     mark.hint.ktime_ns = unsafe { bpf_ktime_get_ns() };
+    memo::hinted();
     emit::tally(Tally::HintsLeft);
 }
 

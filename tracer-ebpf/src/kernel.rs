@@ -1,6 +1,7 @@
 //! Reading the kernel's memory by the layout of the running kernel.
 
 use core::{
+    arch::asm,
     mem::MaybeUninit,
     ptr::{read_volatile, write_volatile},
 };
@@ -95,6 +96,13 @@ pub(crate) fn empty<T: Copy>(value: &mut T) {
     read_bytes(&raw const ZEROS as u64, bytes);
 }
 
+/// Adds one, by one instruction: who interrupts this program may do the same.
+#[inline(always)]
+pub(crate) fn count_up(value: &mut u64) {
+    // SAFETY: a valid reference. `AtomicU64` has no addition for this target.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) &raw mut *value, in(reg) 1_u64) };
+}
+
 /// The value by way of a map: the verifier forgets which it is, and so need not follow what comes after for each.
 #[inline(always)]
 pub(crate) fn any<T: Copy>(way: &mut T, value: T) -> T {
@@ -124,6 +132,18 @@ pub(crate) fn add(bits: &mut u32, more: u32) {
 pub(crate) fn member<T: Copy + Default>(base: u64, entry: u32) -> T {
     if has(entry) {
         read(base + offset(entry))
+    } else {
+        T::default()
+    }
+}
+
+/// The same where the verifier knows what the address points to, and checks that the member lies within. Where there is nothing,
+/// the kernel reads zero.
+#[inline(always)]
+pub(crate) fn typed<T: Copy + Default>(base: u64, entry: u32) -> T {
+    if has(entry) {
+        // SAFETY: the kernel handles the fault of a read that the verifier let pass (BPF_PROBE_MEM).
+        unsafe { read_volatile((base + offset(entry)) as *const T) }
     } else {
         T::default()
     }
@@ -219,17 +239,36 @@ fn per_cpu_base() -> u64 {
     }
 }
 
-/// This CPU's value of a counter of the netns (`struct linux_mib`, `struct ipstats_mib`: an array
-/// of 64-bit numbers per CPU). Between entry and exit of a function that runs with softirqs off
-/// only that function moves it. `table` is the entry of the pointer in `struct net`.
+/// Where this CPU has its part of what the kernel allocated per CPU; 0 when unknown.
+#[inline(always)]
+pub(crate) fn of_this_cpu(allocated: u64) -> u64 {
+    let base = per_cpu_base();
+    if base == 0 || allocated == 0 {
+        0
+    } else {
+        allocated.wrapping_add(base)
+    }
+}
+
+/// A counter of such a table (`struct linux_mib`, `struct ipstats_mib`: an array of 64-bit numbers per CPU). Between entry
+/// and exit of a function that runs with softirqs off only that function moves it.
+#[inline(always)]
+pub(crate) fn counter_at(table: u64, index: u32) -> u64 {
+    if table == 0 || !has(index) {
+        0
+    } else {
+        read(table + u64::from(index) * 8)
+    }
+}
+
+/// This CPU's value of a counter of the netns. `table` is the entry of the pointer in `struct net`.
 #[inline(always)]
 pub(crate) fn counter(net: u64, table: u32, index: u32) -> u64 {
-    let base = per_cpu_base();
-    if base == 0 || !has(table) || !has(index) {
-        return 0;
+    if has(table) {
+        counter_at(of_this_cpu(member(net, table)), index)
+    } else {
+        0
     }
-    let counters: u64 = member(net, table);
-    read(counters.wrapping_add(base) + u64::from(index) * 8)
 }
 
 /// A counter of `TcpExt`/`IpExt` (`struct linux_mib`).

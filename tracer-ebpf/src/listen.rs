@@ -10,9 +10,9 @@ use crate::{
     args::{Entry, Exit},
     emit::{self, Fields},
     hint,
-    kernel::{self, layout, member, net_of_sock, number, tcp_ext},
+    kernel::{self, layout, member, net_of_sock, number},
     packet,
-    scratch::{self, Function},
+    scratch::{self, Function, Scratch},
     skb_drop,
 };
 
@@ -28,8 +28,6 @@ const OVERFLOWS: usize = 0;
 const DROPS: usize = 1;
 const QUEUE_FULL: usize = 2;
 const NO_ROUTES: usize = 3;
-const SYN_QUEUE: usize = 4;
-const ACCEPT_QUEUE: usize = 5;
 const NOT_PROVEN: usize = 6;
 const NO_ROUTES_V6: usize = 7;
 
@@ -54,18 +52,28 @@ pub(crate) fn conn_request_entry(ctx: &impl Entry) {
         return;
     };
     let sk = ctx.argument(layout!(arg_conn_request_sk));
-    call.skb = ctx.argument(layout!(arg_conn_request_skb));
-    call.sk = sk;
-    let net = net_of_sock(sk);
-    call.net = net;
-    call.values[OVERFLOWS] = tcp_ext!(net, mib_listen_overflows);
-    call.values[DROPS] = tcp_ext!(net, mib_listen_drops);
-    call.values[QUEUE_FULL] = tcp_ext!(net, mib_req_queue_full_drop);
-    call.values[NO_ROUTES] = no_routes(net);
-    call.values[NO_ROUTES_V6] = no_routes_v6(net);
-    call.values[SYN_QUEUE] = u64::from(member::<u32>(sk, layout!(icsk_queue_length)));
-    call.values[ACCEPT_QUEUE] = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
+    let net: u64 = ctx.member(sk, layout!(sock_net));
+    let tables: [u64; 2] =
+        [layout!(net_ip_statistics), layout!(net_ipv6_statistics)].map(|entry| ctx.member(net, entry));
+    call.begin(ctx, sk, ctx.argument(layout!(arg_conn_request_skb)));
+    for (place, table) in [NO_ROUTES, NO_ROUTES_V6].into_iter().zip(tables) {
+        let table = kernel::of_this_cpu(kernel::any(&mut call.values[place], table));
+        call.values[place] = kernel::counter_at(table, layout!(ipstats_out_no_routes));
+    }
+    [call.values[OVERFLOWS], call.values[DROPS]] = refusals(call);
+    call.values[QUEUE_FULL] = call.counter(layout!(mib_req_queue_full_drop));
     call.values[NOT_PROVEN] = 0;
+}
+
+/// ListenOverflows and ListenDrops, which are neighbours (`enum`, include/uapi/linux/snmp.h, 5.10 - 7.3).
+#[inline(always)]
+fn refusals(call: &Scratch) -> [u64; 2] {
+    let (overflows, drops) = (layout!(mib_listen_overflows), layout!(mib_listen_drops));
+    if call.mib != 0 && kernel::has(overflows) && drops == overflows + 1 {
+        kernel::read(call.mib + u64::from(overflows) * 8)
+    } else {
+        [call.counter(overflows), call.counter(drops)]
+    }
 }
 
 /// `tcp_peer_is_proven`, net/ipv4/tcp_metrics.c: asked by `tcp_conn_request` only when syncookies are off and
@@ -89,13 +97,13 @@ pub(crate) fn conn_request_exit() {
     let skb = call.skb;
     call.skb = 0;
     let net = call.net;
-    if tcp_ext!(net, mib_listen_drops) == call.values[DROPS] {
+    if call.counter(layout!(mib_listen_drops)) == call.values[DROPS] {
         return;
     }
     let mut refused = 0;
-    let site = if tcp_ext!(net, mib_listen_overflows) != call.values[OVERFLOWS] {
+    let site = if call.counter(layout!(mib_listen_overflows)) != call.values[OVERFLOWS] {
         Site::AcceptQueueSyn
-    } else if tcp_ext!(net, mib_req_queue_full_drop) != call.values[QUEUE_FULL] {
+    } else if call.counter(layout!(mib_req_queue_full_drop)) != call.values[QUEUE_FULL] {
         Site::SynQueueFull
     } else if call.values[NOT_PROVEN] != 0 {
         Site::SynBacklogLastQuarter
@@ -106,11 +114,10 @@ pub(crate) fn conn_request_exit() {
         Site::SynRefused
     };
     let sk = call.sk;
-    let (accept_queue, syn_queue) = (call.values[ACCEPT_QUEUE], call.values[SYN_QUEUE]);
     let site = kernel::any(&mut call.values[DROPS], site as u64) as u16;
     let refused = kernel::any(&mut call.values[NO_ROUTES], refused);
     emit::direct(skb, site, kernel::inode_of_net(net), 0, |fields| {
-        push_listener(fields, sk, net, accept_queue, syn_queue);
+        push_listener(fields, sk, net);
         fields.push(FieldId::Refused, refused);
     });
 }
@@ -119,7 +126,7 @@ pub(crate) fn conn_request_exit() {
 #[inline(always)]
 pub(crate) fn v4_conn_request_entry(ctx: &impl Entry) {
     let skb = ctx.argument(layout!(arg_v4_conn_request_skb));
-    let route = member::<u64>(skb, layout!(skb_refdst)) & !7;
+    let route = ctx.member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
     if route != 0 && member::<u32>(route, layout!(rtable_flags)) & RTCF_BROADCAST_OR_MULTICAST != 0 {
         not_unicast(ctx.argument(layout!(arg_v4_conn_request_sk)), skb);
     }
@@ -131,7 +138,7 @@ pub(crate) fn v4_conn_request_entry(ctx: &impl Entry) {
 pub(crate) fn v6_conn_request_entry(ctx: &impl Entry) {
     const ETH_P_IPV6: u16 = 0x86dd;
     let skb = ctx.argument(layout!(arg_v4_conn_request_skb));
-    let route = member::<u64>(skb, layout!(skb_refdst)) & !7;
+    let route = ctx.member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
     if packet::ethertype(skb) == ETH_P_IPV6
         && route != 0
         && kernel::has(layout!(rt6_flags))
@@ -160,18 +167,13 @@ pub(crate) fn syn_recv_sock_entry(ctx: &impl Entry, function: Function) {
         return;
     };
     let sk = ctx.argument(layout!(arg_syn_recv_sk));
-    let net = net_of_sock(sk);
-    call.skb = ctx.argument(layout!(arg_syn_recv_skb));
-    call.sk = sk;
-    call.net = net;
-    call.values[OVERFLOWS] = tcp_ext!(net, mib_listen_overflows);
-    call.values[DROPS] = tcp_ext!(net, mib_listen_drops);
-    call.values[SYN_QUEUE] = u64::from(member::<u32>(sk, layout!(icsk_queue_length)));
-    call.values[ACCEPT_QUEUE] = u64::from(member::<u32>(sk, layout!(sock_ack_backlog)));
+    let request = ctx.argument(layout!(arg_syn_recv_req));
+    let references: u32 = ctx.member(request, layout!(sock_refcnt));
+    call.begin(ctx, sk, ctx.argument(layout!(arg_syn_recv_skb)));
+    [call.values[OVERFLOWS], call.values[DROPS]] = refusals(call);
     // A request that was found in the table is held by it and by the finder; one rebuilt from a cookie by nobody yet
     // (`reqsk_alloc`, include/net/request_sock.h or net/ipv4/tcp_input.c; `tcp_get_cookie_sock`, net/ipv4/syncookies.c).
-    let request = ctx.argument(layout!(arg_syn_recv_req));
-    call.values[PENDING] = u64::from(member::<u32>(request, layout!(sock_refcnt)));
+    call.values[PENDING] = u64::from(references);
 }
 
 /// End of `tcp_v4/v6_syn_recv_sock`: a refusal counts ListenDrops, and the last ACK is freed soon.
@@ -183,7 +185,7 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
     let skb = call.skb;
     call.skb = 0;
     let net = call.net;
-    if tcp_ext!(net, mib_listen_drops) == call.values[DROPS] {
+    if call.counter(layout!(mib_listen_drops)) == call.values[DROPS] {
         return;
     }
     // With TCP Fast Open the child is made while the SYN is judged: that exit reports it.
@@ -191,7 +193,7 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
         return;
     }
     let pending = call.values[PENDING] != 0;
-    let site = if tcp_ext!(net, mib_listen_overflows) == call.values[OVERFLOWS] {
+    let site = if call.counter(layout!(mib_listen_overflows)) == call.values[OVERFLOWS] {
         Site::ChildRefused
     } else if pending {
         Site::AcceptQueueAck
@@ -201,9 +203,8 @@ pub(crate) fn syn_recv_sock_exit(function: Function) {
     let aborts = number(net, layout!(net_abort_on_overflow)).unwrap_or(0) != 0;
     let bits = if pending && aborts { bits::ABORTED } else { 0 };
     let sk = call.sk;
-    let (accept_queue, syn_queue) = (call.values[ACCEPT_QUEUE], call.values[SYN_QUEUE]);
     hint::leave(skb, site, kernel::inode_of_net(net), bits, 0, |fields| {
-        push_listener(fields, sk, net, accept_queue, syn_queue);
+        push_listener(fields, sk, net);
     });
 }
 
@@ -215,10 +216,8 @@ pub(crate) fn cookie_check_entry(ctx: &impl Entry) {
         return;
     };
     let sk = ctx.argument(layout!(arg_cookie_check_sk));
-    call.skb = ctx.argument(layout!(arg_cookie_check_skb));
-    call.sk = sk;
-    call.net = net_of_sock(sk);
-    call.values[COOKIES_FAILED] = tcp_ext!(call.net, mib_syncookies_failed);
+    call.begin(ctx, sk, ctx.argument(layout!(arg_cookie_check_skb)));
+    call.values[COOKIES_FAILED] = call.counter(layout!(mib_syncookies_failed));
 }
 
 /// Its end. What it returns does not tell a cookie that is refused from an ACK whose cookie is not looked at since the
@@ -231,7 +230,7 @@ pub(crate) fn cookie_check_exit() {
     };
     let (skb, sk, net) = (call.skb, call.sk, call.net);
     call.skb = 0;
-    if tcp_ext!(net, mib_syncookies_failed) == call.values[COOKIES_FAILED] {
+    if call.counter(layout!(mib_syncookies_failed)) == call.values[COOKIES_FAILED] {
         return;
     }
     let noted = cookie_noted(sk);
@@ -277,13 +276,19 @@ pub(crate) fn request_error_entry(ctx: &impl Entry) {
 
 /// What there is to know of a listener and its netns.
 #[inline(always)]
-fn push_listener(fields: &mut Fields<'_>, sk: u64, net: u64, accept_queue: u64, syn_queue: u64) {
-    fields.push(FieldId::AcceptQueueLength, accept_queue);
+fn push_listener(fields: &mut Fields<'_>, sk: u64, net: u64) {
+    fields.push(
+        FieldId::AcceptQueueLength,
+        u64::from(member::<u32>(sk, layout!(sock_ack_backlog))),
+    );
     fields.push_some(
         FieldId::AcceptQueueLimit,
         number(sk, layout!(sock_max_ack_backlog)),
     );
-    fields.push(FieldId::SynQueueLength, syn_queue);
+    fields.push(
+        FieldId::SynQueueLength,
+        u64::from(member::<u32>(sk, layout!(icsk_queue_length))),
+    );
     fields.push_some(FieldId::TcpSyncookies, number(net, layout!(net_syncookies)));
     fields.push_some(
         FieldId::TcpAbortOnOverflow,

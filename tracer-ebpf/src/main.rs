@@ -2,6 +2,7 @@
 //!
 //! Every hooked function has a program for each way to hook it; user space
 //! loads the one that the running kernel offers (`plan`).
+#![feature(asm_experimental_arch)]
 #![no_std]
 #![no_main]
 #![allow(missing_docs, reason = "a program is documented where its work is done")]
@@ -28,6 +29,7 @@ mod ipvs;
 mod kernel;
 mod listen;
 mod maps;
+mod memo;
 mod multicast;
 mod neighbour;
 mod packet;
@@ -35,19 +37,32 @@ mod receive;
 mod reject;
 mod scope;
 mod scratch;
+mod skb;
 mod skb_drop;
 mod source_check;
 mod time_wait;
 
 use aya_ebpf::{
-    macros::{fentry, fexit, kprobe, kretprobe, raw_tracepoint},
-    programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
+    macros::{btf_tracepoint, fentry, fexit, kprobe, kretprobe, raw_tracepoint},
+    programs::{
+        BtfTracePointContext, FEntryContext, FExitContext, ProbeContext, RawTracePointContext,
+        RetProbeContext,
+    },
 };
 
 use crate::{scratch::Function, skb_drop::Turn};
 
-/// The programs of the tracepoint `skb:kfree_skb`.
+/// The programs of the tracepoint `skb:kfree_skb`: those that know the type of its arguments, and those for kernels that
+/// refuse these.
 macro_rules! at_free {
+    (typed: $($btf_tracepoint:ident => |$ctx:ident| $work:expr;)*) => {$(
+        #[btf_tracepoint(function = "kfree_skb")]
+        fn $btf_tracepoint(ctx: BtfTracePointContext) -> i32 {
+            let $ctx = &ctx;
+            $work;
+            0
+        }
+    )*};
     ($($raw_tracepoint:ident => |$ctx:ident| $work:expr;)*) => {$(
         #[raw_tracepoint]
         fn $raw_tracepoint(ctx: RawTracePointContext) -> i32 {
@@ -56,6 +71,14 @@ macro_rules! at_free {
             0
         }
     )*};
+}
+
+at_free! { typed:
+    kfree_skb_typed => |ctx| skb_drop::on_typed_free(ctx);
+    kfree_skb_second_typed => |ctx| skb_drop::on_free(ctx, Turn::Later);
+    kfree_skb_third_typed => |ctx| skb_drop::on_free(ctx, Turn::Later);
+    kfree_skb_fourth_typed => |ctx| skb_drop::on_free(ctx, Turn::Last);
+    kfree_skb_look_typed => |ctx| skb_drop::look(ctx);
 }
 
 at_free! {

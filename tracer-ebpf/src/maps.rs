@@ -5,7 +5,8 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf},
 };
 use droptrace_common::{
-    Address, AddressKey, AddressValue, CountKey, CountValue, IpvsLayout, ServiceKey, TALLIES,
+    Address, AddressKey, AddressValue, CountKey, CountValue, Frees, IpvsLayout, QUIET_MAX, ServiceKey,
+    TALLIES,
 };
 
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
     ipvs::{Candidate, Flow},
     kernel::PerCpu,
     scratch::Scratch,
-    skb_drop::Frees,
 };
 
 /// Full events.
@@ -24,6 +24,14 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(4 << 20, 0);
 /// Exact counts.
 #[map]
 pub(crate) static COUNTS: PerCpuHashMap<CountKey, CountValue> = PerCpuHashMap::with_max_entries(8192, 0);
+
+/// Keys none of whose events is wanted; the value means nothing.
+#[map]
+pub(crate) static QUIET: HashMap<CountKey, u32> = HashMap::with_max_entries(QUIET_MAX, 0);
+
+/// The jiffy before which a hint or mark may wait for its packet.
+#[map]
+pub(crate) static HINTED_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
 
 /// What droptrace itself lost or left over.
 #[map]
@@ -57,7 +65,11 @@ pub(crate) static BUFFERS: PerCpuArray<EventBuffer> = PerCpuArray::with_max_entr
 #[map]
 pub(crate) static FREE_TAILS: ProgramArray = ProgramArray::with_max_entries(2, 0);
 
-/// Which frees are being looked at.
+/// The same of those that know the type of the tracepoint's arguments: a map takes programs of one kind only.
+#[map]
+pub(crate) static FREE_TAILS_TYPED: ProgramArray = ProgramArray::with_max_entries(2, 0);
+
+/// Which frees are being looked at, and what those before came to.
 #[map]
 pub(crate) static FREES: PerCpuArray<Frees> = PerCpuArray::with_max_entries(1, 0);
 

@@ -1,5 +1,10 @@
 //! The packet behind an `sk_buff`: where its headers are and what they say.
 
+use core::{
+    mem::offset_of,
+    ptr::{read_volatile, write_volatile},
+};
+
 use droptrace_common::{Address, AddressKey, NETNS_PREFIX_BITS, PACKET_MAX, address_flags, bits};
 
 use aya_ebpf::maps::lpm_trie::Key;
@@ -16,9 +21,9 @@ use crate::{
 
 /// Low bits of `_skb_refdst` and `_nfct` are flags.
 pub(crate) const POINTER: u64 = !7;
-const ETH_P_IP: u16 = u16::from_be(EtherType::Ipv4 as u16);
+pub(crate) const ETH_P_IP: u16 = u16::from_be(EtherType::Ipv4 as u16);
 const ETH_P_ARP: u16 = u16::from_be(EtherType::Arp as u16);
-const ETH_P_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
+pub(crate) const ETH_P_IPV6: u16 = u16::from_be(EtherType::Ipv6 as u16);
 
 /// Who sends what to whom.
 ///
@@ -53,16 +58,28 @@ impl Tuple {
         self.differs(other, PORTS) == 0
     }
 
+    /// Source, destination, and in the last word ports, protocol and flags.
+    #[inline(always)]
+    pub(crate) const fn words(&self) -> &[u64; 5] {
+        // SAFETY: five aligned words, all of which are initialised.
+        unsafe { &*(&raw const *self).cast::<[u64; 5]>() }
+    }
+
+    /// Sets all words.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, words: [u64; 5]) {
+        // SAFETY: as in `words`. Volatile, since the compiler's own way would be a loop over bytes.
+        let own = unsafe { &mut *(&raw mut *self).cast::<[u64; 5]>() };
+        for (place, word) in own.iter_mut().zip(words) {
+            // SAFETY: a valid reference.
+            unsafe { write_volatile(place, word) };
+        }
+    }
+
     /// All words are compared at once: each comparison would be a fork for the verifier.
     #[inline(always)]
     fn differs(&self, other: &Self, of_last: u64) -> u64 {
-        // SAFETY: five aligned words, all of which are initialised.
-        let (a, b) = unsafe {
-            (
-                &*(&raw const *self).cast::<[u64; 5]>(),
-                &*(&raw const *other).cast::<[u64; 5]>(),
-            )
-        };
+        let (a, b) = (self.words(), other.words());
         let addresses = (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]);
         addresses | (a[4] ^ b[4]) & of_last
     }
@@ -83,22 +100,6 @@ pub(crate) struct Extent {
 #[inline(always)]
 pub(crate) fn ethertype(skb: u64) -> u16 {
     u16::from_be(member(skb, layout!(skb_protocol)))
-}
-
-/// Finds the network header. `skb->data` may stand before or behind it, depending on the layer.
-#[inline(always)]
-pub(crate) fn extent(skb: u64) -> Extent {
-    let head: u64 = member(skb, layout!(skb_head));
-    let data: u64 = member(skb, layout!(skb_data));
-    let tail: u32 = member(skb, layout!(skb_tail));
-    let network = head + u64::from(member::<u16>(skb, layout!(skb_network_header)));
-    let len: u32 = member(skb, layout!(skb_len));
-    let linear = (head + u64::from(tail)).saturating_sub(network) as u32;
-    Extent {
-        network,
-        linear,
-        len: len.wrapping_add(data.wrapping_sub(network) as u32),
-    }
 }
 
 /// The first eight bytes behind the network header: of TCP the ports and the sequence number. Anything where it is not known
@@ -123,6 +124,19 @@ pub(crate) const fn mapped(v4: [u8; 4]) -> Address {
     [
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, v4[0], v4[1], v4[2], v4[3],
     ]
+}
+
+/// The second half of that as a word of a [`Tuple`], from the four bytes as a word.
+#[inline(always)]
+const fn mapped_low(v4: u32) -> u64 {
+    (v4 as u64) << 32 | 0xffff_0000
+}
+
+/// A word of the packet, at a place that is a multiple of its size: the buffer is aligned.
+#[inline(always)]
+pub(crate) fn word<T: Copy>(bytes: &[u8; PACKET_MAX], at: usize) -> T {
+    // SAFETY: the callers' places are constants within the bytes.
+    unsafe { read_volatile(bytes.as_ptr().add(at).cast()) }
 }
 
 /// The halves of an address as numbers, as [`droptrace_common::FieldId`] wants them.
@@ -155,26 +169,29 @@ pub(crate) fn place_address(into: &mut Address, address: u64, v6: bool) {
 /// Parses the headers in `bytes`, which hold `len` valid bytes of a packet with this EtherType.
 #[inline(always)]
 pub(crate) fn parse(tuple: &mut Tuple, bytes: &[u8; PACKET_MAX], len: u32, ethertype: u16) -> u32 {
-    kernel::empty(tuple);
+    tuple.set([0; 5]);
     let mut found = 0;
     let at;
     if ethertype == ETH_P_IP && len >= Ipv4Hdr::LEN as u32 {
-        // SAFETY: the buffer is longer than an IPv4 header, which is plain bytes.
-        let header = unsafe { &*bytes.as_ptr().cast::<Ipv4Hdr>() };
-        tuple.src = mapped(header.src_addr);
-        tuple.dst = mapped(header.dst_addr);
-        tuple.protocol = header.proto;
-        found |= v4_kinds(header.src_addr, header.dst_addr);
+        let [src, dst] =
+            [offset_of!(Ipv4Hdr, src_addr), offset_of!(Ipv4Hdr, dst_addr)].map(|at| word::<u32>(bytes, at));
+        tuple.set([0, mapped_low(src), 0, mapped_low(dst), 0]);
+        tuple.protocol = bytes[offset_of!(Ipv4Hdr, proto)];
+        found |= v4_kinds(src.to_le_bytes(), dst.to_le_bytes());
         if u16::from_be_bytes([bytes[6], bytes[7]]) & 0x1fff != 0 {
             return found;
         }
         at = usize::from(bytes[0] & 0xf) * 4;
     } else if ethertype == ETH_P_IPV6 && len >= Ipv6Hdr::LEN as u32 {
-        // SAFETY: the buffer is longer than an IPv6 header, which is plain bytes.
-        let header = unsafe { &*bytes.as_ptr().cast::<Ipv6Hdr>() };
-        tuple.src = header.src_addr;
-        tuple.dst = header.dst_addr;
-        tuple.protocol = header.next_hdr;
+        const SRC: usize = offset_of!(Ipv6Hdr, src_addr);
+        tuple.set([
+            word(bytes, SRC),
+            word(bytes, SRC + 8),
+            word(bytes, SRC + 16),
+            word(bytes, SRC + 24),
+            0,
+        ]);
+        tuple.protocol = bytes[offset_of!(Ipv6Hdr, next_hdr)];
         if tuple.dst[0] == 0xff {
             found |= bits::MULTICAST;
         }
@@ -282,21 +299,6 @@ fn held(key: &mut Key<AddressKey>, address: &Address, netns: u32) -> u32 {
         },
     );
     ADDRESSES.get(&*key).map_or(0, |value| value.flags)
-}
-
-/// `skb->pkt_type`.
-#[inline(always)]
-pub(crate) fn packet_type(skb: u64) -> u32 {
-    kernel::bit_field(skb, layout!(skb_pkt_type), 3)
-}
-
-/// Segments that the skb stands for.
-#[inline(always)]
-pub(crate) fn segments(skb: u64) -> u16 {
-    let head: u64 = member(skb, layout!(skb_head));
-    let end: u32 = member(skb, layout!(skb_end));
-    let segments: u16 = member(head + u64::from(end), layout!(skb_shared_gso_segs));
-    if segments == 0 { 1 } else { segments }
 }
 
 /// The netns of a packet that is under way.

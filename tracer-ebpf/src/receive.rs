@@ -7,7 +7,7 @@ use crate::{
     args::{Entry, Exit},
     emit::{self, Fields},
     hint,
-    kernel::{self, layout, member, net_of_sock, tcp_ext},
+    kernel::{self, layout, member, net_of_sock},
     packet,
     scratch::{self, Function},
 };
@@ -53,10 +53,9 @@ pub(crate) fn add_backlog_entry(ctx: &impl Entry) {
     let Some(call) = scratch::slot(Function::AddBacklog) else {
         return;
     };
-    call.sk = ctx.argument(layout!(arg_add_backlog_sk));
-    call.skb = ctx.argument(layout!(arg_add_backlog_skb));
-    call.net = net_of_sock(call.sk);
-    call.values[BACKLOG_DROPS] = tcp_ext!(call.net, mib_backlog_drop);
+    let sk = ctx.argument(layout!(arg_add_backlog_sk));
+    call.begin(ctx, sk, ctx.argument(layout!(arg_add_backlog_skb)));
+    call.values[BACKLOG_DROPS] = call.counter(layout!(mib_backlog_drop));
 }
 
 /// Its end: true says that the segment is to be freed, also for a bad checksum; TCPBacklogDrop tells.
@@ -68,7 +67,7 @@ pub(crate) fn add_backlog_exit(ctx: &impl Exit) {
     let (skb, sk) = (call.skb, call.sk);
     call.skb = 0;
     if ctx.returned(layout!(parameters_add_backlog)) as u8 != 0
-        && tcp_ext!(call.net, mib_backlog_drop) != call.values[BACKLOG_DROPS]
+        && call.counter(layout!(mib_backlog_drop)) != call.values[BACKLOG_DROPS]
     {
         full(skb, sk, Site::SocketBacklogFull);
     }

@@ -22,6 +22,13 @@ static SCOPE: Scope = Scope {
     pad: 0,
 };
 
+/// Whether this test applies.
+#[inline(always)]
+pub(crate) fn has(test: u32) -> bool {
+    // SAFETY: a plain number in read-only data; volatile, since user space replaced it.
+    unsafe { read_volatile(&raw const SCOPE.flags) & test != 0 }
+}
+
 /// Whether a drop of this packet in this netns is in scope.
 #[inline(always)]
 pub(crate) fn admits(tuple: &Tuple, netns: u32) -> bool {

@@ -1,6 +1,10 @@
 //! What a function's entry leaves for its exit, on the same CPU.
 
-use crate::maps::SCRATCH;
+use crate::{
+    args::Entry,
+    kernel::{self, layout},
+    maps::SCRATCH,
+};
 
 /// Hooked functions with entry and exit.
 #[repr(u32)]
@@ -36,10 +40,31 @@ pub(crate) struct Scratch {
     pub(crate) skb: u64,
     pub(crate) sk: u64,
     pub(crate) net: u64,
+    /// This CPU's `struct linux_mib` of the netns: the counters of `TcpExt` and `IpExt`.
+    pub(crate) mib: u64,
     /// Function's own values; see its entry.
     pub(crate) values: [u64; 8],
     pub(crate) tcp: [u8; TCP_HEADER],
     pub(crate) pad: u32,
+}
+
+impl Scratch {
+    /// A call begins that is about this socket, an argument, and packet.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, ctx: &impl Entry, sk: u64, skb: u64) {
+        let net: u64 = ctx.member(sk, layout!(sock_net));
+        let table: u64 = ctx.member(net, layout!(net_statistics));
+        self.skb = skb;
+        self.sk = sk;
+        self.net = net;
+        self.mib = kernel::of_this_cpu(kernel::any(&mut self.values[0], table));
+    }
+
+    /// A counter of the socket's netns, by its index.
+    #[inline(always)]
+    pub(crate) fn counter(&self, index: u32) -> u64 {
+        kernel::counter_at(self.mib, index)
+    }
 }
 
 /// The slot of a function on this CPU.

@@ -4,17 +4,26 @@
 
 use core::ptr::write_volatile;
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
+use aya_ebpf::{
+    EbpfContext,
+    helpers::bpf_ktime_get_ns,
+    maps::ProgramArray,
+    programs::{BtfTracePointContext, RawTracePointContext},
+};
 use aya_log_ebpf::debug;
-use droptrace_common::{FIELDS_MAX, Field, FieldId, Site, Tally, bits, ct_status, route};
+use droptrace_common::{
+    CountKey, FIELDS_MAX, Field, FieldId, Frees, Like, Site, Tally, bits, ct_status, route,
+};
 
 use crate::{
-    emit::{self, Drop, FREE_FIELDS, HINT_AT},
+    emit::{self, Counted, Drop, EventBuffer, FREE_FIELDS, HINT_AT, Work},
     hint::{self, HINT_FIELDS},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
-    maps::{FREE_TAILS, FREES},
-    multicast, packet, scope, source_check, time_wait,
+    maps::{FREE_TAILS, FREE_TAILS_TYPED, FREES},
+    memo, multicast, packet, scope,
+    skb::{self, SkBuff},
+    source_check, time_wait,
 };
 
 /// TIME_WAIT and NEW_SYN_RECV (include/net/tcp_states.h): not full sockets, only `sock_common` may be read.
@@ -27,26 +36,17 @@ const TCP_LISTEN: u8 = 10;
 const LOOK: u32 = 0;
 const NOTHING: u32 = 1;
 
-/// Frees that programs look at on this CPU.
-#[repr(C)]
-pub(crate) struct Frees {
-    /// How many calls of [`look`] are under way.
-    running: u64,
-    /// Packets whose free was looked at, until the last of the tracepoint's programs has seen it, by [`Frees::place`].
-    done: [u64; 8],
+/// Where in [`Frees::done`] a packet is noted.
+#[inline(always)]
+const fn place_of(skb: u64) -> usize {
+    (skb >> 8 & 7) as usize
 }
 
-impl Frees {
-    #[inline(always)]
-    const fn place(skb: u64) -> usize {
-        (skb >> 8 & 7) as usize
-    }
-
-    #[inline(always)]
-    fn here() -> Option<&'static mut Self> {
-        // SAFETY: this CPU's.
-        FREES.get_ptr_mut(0).map(|frees| unsafe { &mut *frees })
-    }
+/// What this CPU remembers of frees.
+#[inline(always)]
+fn here() -> Option<&'static mut Frees> {
+    // SAFETY: this CPU's.
+    FREES.get_ptr_mut(0).map(|frees| unsafe { &mut *frees })
 }
 
 /// The tracepoint has several programs that all call one as their tail, [`look`]. From 6.1 on the kernel passes a program
@@ -59,21 +59,110 @@ pub(crate) enum Turn {
     Last,
 }
 
+/// A program of the tracepoint.
+pub(crate) trait Free: EbpfContext {
+    /// The programs of the same kind that it may call.
+    fn tails() -> &'static ProgramArray;
+
+    /// The argument with this index.
+    fn word(&self, index: usize) -> u64;
+
+    /// Reads the packet's `sk_buff`, its first argument.
+    fn read(&self, into: &mut SkBuff);
+}
+
+impl Free for RawTracePointContext {
+    #[inline(always)]
+    fn tails() -> &'static ProgramArray {
+        &FREE_TAILS
+    }
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> u64 {
+        self.arg(index)
+    }
+
+    #[inline(always)]
+    fn read(&self, into: &mut SkBuff) {
+        into.read(self.arg(0));
+    }
+}
+
+impl Free for BtfTracePointContext {
+    #[inline(always)]
+    fn tails() -> &'static ProgramArray {
+        &FREE_TAILS_TYPED
+    }
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> u64 {
+        self.arg(index)
+    }
+
+    #[inline(always)]
+    fn read(&self, into: &mut SkBuff) {
+        into.read_typed(self.arg(0));
+    }
+}
+
+/// A program of the tracepoint that knows the types of its arguments.
+pub(crate) trait Typed: Free {
+    /// What the free is like, and how many bytes of the packet are at hand.
+    fn like(&self, skb: u64) -> Option<(Like, u64)>;
+}
+
+impl Typed for BtfTracePointContext {
+    #[inline(always)]
+    fn like(&self, skb: u64) -> Option<(Like, u64)> {
+        let (mut like, linear) = skb::like(skb)?;
+        like.location = self.word(1);
+        let arguments = layout!(kfree_skb_arguments);
+        if kernel::has(arguments) && arguments >= 3 {
+            like.reason = u64::from(self.word(2) as u32);
+        }
+        if kernel::has(arguments) && arguments >= 4 {
+            let sk = self.word(3);
+            if sk != 0 {
+                like.rx_net = kernel::typed(sk, layout!(sock_net));
+            }
+        }
+        Some((like, linear))
+    }
+}
+
+/// The same as [`on_free`] for the first program, where it knows the types of its arguments: what is like one before is
+/// counted at once.
+#[inline(always)]
+pub(crate) fn on_typed_free<F: Typed>(ctx: &F) {
+    if let Some(frees) = here()
+        && memo::counts(ctx, frees)
+    {
+        // Where another free is looked at meanwhile, the next programs would take this one over.
+        if frees.running != 0 {
+            let skb = kernel::any(&mut frees.way, ctx.word(0));
+            frees.done[place_of(skb)] = skb;
+        }
+        return;
+    }
+    on_free(ctx, Turn::First);
+}
+
 /// The free of a packet, once for each program of the tracepoint.
 #[inline(always)]
-pub(crate) fn on_free(ctx: &RawTracePointContext, turn: Turn) {
-    if turn != Turn::First && !is_left_over(ctx.arg(0), turn) {
+pub(crate) fn on_free<F: Free>(ctx: &F, turn: Turn) {
+    if turn != Turn::First && !is_left_over(ctx, turn) {
         return;
     }
     // SAFETY: the index is within the array. Where the call fails, user space has not filled the array, and attached nothing.
-    unsafe { FREE_TAILS.tail_call(ctx, LOOK) };
+    unsafe { F::tails().tail_call(ctx, LOOK) };
 }
 
 /// Whether no program before has looked at this free.
 #[inline(always)]
-fn is_left_over(skb: u64, turn: Turn) -> bool {
-    let Some(frees) = Frees::here() else { return false };
-    let done = &mut frees.done[Frees::place(skb)];
+fn is_left_over(ctx: &impl Free, turn: Turn) -> bool {
+    let Some(frees) = here() else { return false };
+    let skb = kernel::any(&mut frees.way, ctx.word(0));
+    let done = &mut frees.done[place_of(skb)];
     if *done == skb {
         if turn == Turn::Last {
             *done = 0;
@@ -89,8 +178,8 @@ fn is_left_over(skb: u64, turn: Turn) -> bool {
 
 /// The tail of these programs: what there is to be learnt from the free.
 #[inline(always)]
-pub(crate) fn look(ctx: &RawTracePointContext) {
-    let Some(frees) = Frees::here() else { return };
+pub(crate) fn look<F: Free>(ctx: &F) {
+    let Some(frees) = here() else { return };
     // SAFETY: valid references; volatile, for those who look from an interrupt.
     unsafe { write_volatile(&raw mut frees.running, frees.running + 1) };
     if !examine(ctx) {
@@ -98,43 +187,48 @@ pub(crate) fn look(ctx: &RawTracePointContext) {
         // a tail (`check_max_stack_depth`, kernel/bpf/verifier.c, `bpf_prog_alloc_jit_priv_stack`, kernel/bpf/core.c). This
         // one runs within itself: so it calls one, of which there is none.
         // SAFETY: the index is within the array.
-        unsafe { FREE_TAILS.tail_call(ctx, NOTHING) };
+        unsafe { F::tails().tail_call(ctx, NOTHING) };
     }
-    let Some(frees) = Frees::here() else { return };
+    let Some(frees) = here() else { return };
     // SAFETY: as above.
     unsafe { write_volatile(&raw mut frees.running, frees.running - 1) };
-    let skb: u64 = ctx.arg(0);
-    frees.done[Frees::place(skb)] = skb;
+    let skb = kernel::any(&mut frees.way, ctx.word(0));
+    frees.done[place_of(skb)] = skb;
 }
 
 /// False: there was no buffer to do it in.
 #[inline(always)]
-fn examine(ctx: &RawTracePointContext) -> bool {
-    let skb: u64 = ctx.arg(0);
-    let location: u64 = ctx.arg(1);
-    let arguments = layout!(kfree_skb_arguments);
-    let has_reason = kernel::has(arguments) && arguments >= 3;
-    let reason: u32 = if has_reason { ctx.arg::<u64>(2) as u32 } else { 0 };
-    let rx_sk: u64 = if kernel::has(arguments) && arguments >= 4 {
-        ctx.arg(3)
-    } else {
-        0
-    };
+fn examine(ctx: &impl Free) -> bool {
     let Some(buffer) = emit::acquire() else {
         return false;
     };
+    ctx.read(&mut buffer.work.skb);
+    let location = ctx.word(1);
+    let arguments = layout!(kfree_skb_arguments);
+    let has_reason = kernel::has(arguments) && arguments >= 3;
+    let reason: u32 = if has_reason { ctx.word(2) as u32 } else { 0 };
+    let rx_sk = if kernel::has(arguments) && arguments >= 4 {
+        kernel::any(&mut buffer.work.way, ctx.word(3))
+    } else {
+        0
+    };
+    buffer.header.bits = emit::take_headers(buffer);
+    let packet = &buffer.work.skb;
+    let (skb, sk, device) = (packet.address(), packet.sk(), packet.device());
+    let (refdst, ct) = (packet.refdst & packet::POINTER, packet.entry & packet::POINTER);
+    let verdict = !has_reason || reason == layout!(reason_netfilter_drop);
+    buffer.work.verdict = u32::from(verdict);
+    buffer.work.bridged = u32::from(verdict && buffer.work.skb.is_bridged());
+    buffer.work.made = made_of(&buffer.work.skb, ct);
+    let EventBuffer { work, packet, .. } = &mut *buffer;
+    work.like.location = location;
+    work.like.reason = u64::from(reason);
+    memo::take(&mut work.like, &work.skb, packet, rx_sk);
     // SAFETY: no preconditions.
     let now = unsafe { bpf_ktime_get_ns() };
-    buffer.header.bits = emit::take_packet(buffer, skb);
-    let sk: u64 = member(skb, layout!(skb_sk));
-    let device = address(member(skb, layout!(skb_dev)));
-    let refdst = member::<u64>(skb, layout!(skb_refdst)) & packet::POINTER;
-    let ct = member::<u64>(skb, layout!(skb_nfct)) & packet::POINTER;
-
     hint::take(&mut buffer.hint, skb, ct, &buffer.work.tuple, now);
-    buffer.work.verdict = u32::from(!has_reason || reason == layout!(reason_netfilter_drop));
     buffer.work.hinted = u32::from(buffer.hint.site != Site::Free as u16);
-    if kernel::anew(&buffer.work.hinted) == 0 && kernel::anew(&buffer.work.verdict) != 0 && bridged(skb) {
+    if kernel::anew(&buffer.work.hinted) == 0 && kernel::anew(&buffer.work.bridged) != 0 {
         buffer.hint.site = Site::BridgeNetfilter as u16;
     }
     if kernel::anew(&buffer.hint.site) == Site::Free as u16 && buffer.header.bits & bits::MULTICAST != 0 {
@@ -148,8 +242,8 @@ fn examine(ctx: &RawTracePointContext) -> bool {
     };
     let netns = kernel::any(&mut buffer.header.netns, netns);
     // Which of them said so is not to be followed on.
-    let [rx_sk, sk, device, refdst, ct] =
-        [rx_sk, sk, device, refdst, ct].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
+    let [rx_sk, sk, device, refdst] =
+        [rx_sk, sk, device, refdst].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
     let found = &mut buffer.header.bits;
     kernel::add(found, buffer.hint.bits);
     if kernel::anew(&buffer.hint.site) == Site::MartianSource as u16
@@ -158,14 +252,9 @@ fn examine(ctx: &RawTracePointContext) -> bool {
         kernel::add(found, bits::RP_FILTER);
     }
     kernel::add(found, refusal(refdst, device, has_reason));
-    if member::<u64>(ct, layout!(ct_status)) & ct_status::DYING != 0 {
-        kernel::add(found, bits::CONNTRACK_DYING);
-    }
-    if kernel::bit_field(skb, layout!(skb_ipvs_property), 1) != 0 {
-        kernel::add(found, bits::IPVS_PROPERTY);
-        if ipvs::died(&buffer.work.tuple, now) {
-            kernel::add(found, bits::DIED_AS);
-        }
+    kernel::add(found, kernel::anew(&buffer.work.made));
+    if kernel::anew(&buffer.work.made) & bits::IPVS_PROPERTY != 0 && ipvs::died(&buffer.work.tuple, now) {
+        kernel::add(found, bits::DIED_AS);
     }
     if scope::admits(&buffer.work.tuple, netns) {
         packet::memberships(found, &mut buffer.work, netns);
@@ -193,9 +282,15 @@ fn examine(ctx: &RawTracePointContext) -> bool {
             found,
             netns
         );
-        let told = hinted && !Site::from_number(site).is_some_and(Site::needs_place);
-        let key_location = kernel::any(&mut buffer.work.way, if told { 0 } else { location });
-        if emit::count(buffer, &drop, key_location) {
+        let place = CountKey::place(Site::from_number(site), location);
+        let key_location = kernel::any(&mut buffer.work.way, place);
+        let counted = emit::count(buffer, &drop, key_location, |work, value| {
+            if let Some(frees) = here() {
+                memo::settle(frees, &work.like, &work.key, value);
+            }
+        });
+        if counted == Counted::Wanted {
+            buffer.header.segments = buffer.work.skb.segments();
             let [rx_sk, sk, refdst] =
                 [rx_sk, sk, refdst].map(|pointer| kernel::any(&mut buffer.work.way, pointer));
             place_about(
@@ -235,26 +330,30 @@ fn examine(ctx: &RawTracePointContext) -> bool {
                 fields = HINT_AT + HINT_FIELDS;
             }
             emit::send(buffer, fields);
+        } else if counted != Counted::Lost
+            && is_plain(&buffer.work)
+            && kernel::anew(&buffer.hint.bits) == 0
+            && !hinted
+            && let Some(frees) = here()
+        {
+            memo::note(frees, &buffer.work, counted == Counted::Quiet);
         }
     }
     emit::release(buffer);
     true
 }
 
-/// Whether the packet is on its way through a bridge that asks the hooks of IP: it then has what `br_netfilter` remembers of
-/// it (`struct nf_bridge_info`, net/bridge/br_netfilter_hooks.c, 5.10 - 7.3).
+/// What conntrack and IPVS made of the packet: its entry is dying, it is IPVS's.
 #[inline(always)]
-fn bridged(skb: u64) -> bool {
-    let extension = layout!(skb_ext_bridge_nf);
-    kernel::has(extension) && member::<u8>(skb, layout!(skb_active_extensions)) & 1 << (extension & 7) != 0
+fn made_of(skb: &SkBuff, ct: u64) -> u32 {
+    let dying = ct != 0 && member::<u64>(ct, layout!(ct_status)) & ct_status::DYING != 0;
+    (u32::from(dying) * bits::CONNTRACK_DYING) | (skb.ipvs_property() * bits::IPVS_PROPERTY)
 }
 
-/// The value if it may be an address of the kernel, whose highest bit is set, else 0. A datagram in a socket's queue has other
-/// things in the place of its device (`udp_set_dev_scratch`, net/ipv4/udp.c, 5.10 - 7.3), and 5.10 warns on some machines where
-/// that is read from.
+/// Whether a memo can be made of its free: it holds nothing of a bridge, conntrack and IPVS.
 #[inline(always)]
-const fn address(value: u64) -> u64 {
-    value & (value as i64 >> 63) as u64
+fn is_plain(work: &Work) -> bool {
+    kernel::anew(&work.made) | kernel::anew(&work.bridged) == 0
 }
 
 /// Index of the device that the packet is on, came by, or is to leave by. `skb->dev` shares its place with other

@@ -8,7 +8,7 @@ use crate::{
     args::{Entry, Exit},
     emit::{self, Fields},
     hint,
-    kernel::{self, layout, member, net_of_sock, read_bytes, tcp_ext},
+    kernel::{self, layout, member, read_bytes},
     packet,
     scratch::{self, Function, TCP_HEADER},
 };
@@ -46,11 +46,9 @@ pub(crate) fn timewait_entry(ctx: &impl Entry) {
         return;
     };
     let tw = ctx.argument(layout!(arg_tw_process_tw));
-    call.skb = ctx.argument(layout!(arg_tw_process_skb));
-    call.sk = tw;
-    call.net = net_of_sock(tw);
-    call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
-    call.values[PAWS_TIMEWAIT] = tcp_ext!(call.net, mib_paws_timewait);
+    call.begin(ctx, tw, ctx.argument(layout!(arg_tw_process_skb)));
+    call.values[PAWS] = call.counter(layout!(mib_paws_established));
+    call.values[PAWS_TIMEWAIT] = call.counter(layout!(mib_paws_timewait));
     call.values[STORED] = u64::from(member::<u32>(tw, layout!(tw_ts_recent)));
     call.values[STAMP] = kernel::number(tw, layout!(tw_ts_recent_stamp)).unwrap_or(0);
     call.values[EXPECTED] = u64::from(member::<u32>(tw, layout!(tw_rcv_nxt)));
@@ -69,8 +67,8 @@ pub(crate) fn timewait_exit(ctx: &impl Exit) {
         return;
     }
     let net = call.net;
-    let rejected = tcp_ext!(net, mib_paws_established) != call.values[PAWS]
-        || tcp_ext!(net, mib_paws_timewait) != call.values[PAWS_TIMEWAIT];
+    let rejected = call.counter(layout!(mib_paws_established)) != call.values[PAWS]
+        || call.counter(layout!(mib_paws_timewait)) != call.values[PAWS_TIMEWAIT];
     let flags = tcp_flags(skb);
     let site = if rejected {
         Site::PawsTimewait
@@ -101,11 +99,10 @@ pub(crate) fn check_req_entry(ctx: &impl Entry) {
     };
     let sk = ctx.argument(layout!(arg_check_req_sk));
     let request = ctx.argument(layout!(arg_check_req_req));
-    call.skb = ctx.argument(layout!(arg_check_req_skb));
-    call.sk = sk;
-    call.net = net_of_sock(sk);
-    call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
-    call.values[STORED] = u64::from(member::<u32>(request, layout!(request_ts_recent)));
+    let stored: u32 = ctx.member(request, layout!(request_ts_recent));
+    call.begin(ctx, sk, ctx.argument(layout!(arg_check_req_skb)));
+    call.values[PAWS] = call.counter(layout!(mib_paws_established));
+    call.values[STORED] = u64::from(stored);
     call.values[STOLEN] = ctx.argument(layout!(arg_check_req_stolen));
 }
 
@@ -118,13 +115,16 @@ pub(crate) fn check_req_exit(ctx: &impl Exit) {
     };
     let skb = call.skb;
     call.skb = 0;
+    if ctx.returned(layout!(parameters_check_req)) != 0 {
+        return;
+    }
     let stolen: u8 = kernel::read(call.values[STOLEN]);
-    if ctx.returned(layout!(parameters_check_req)) != 0 || stolen != 0 || hint::waits(skb) {
+    if stolen != 0 || hint::waits(skb) {
         return;
     }
     let net = call.net;
     let flags = tcp_flags(skb);
-    let site = if tcp_ext!(net, mib_paws_established) != call.values[PAWS] {
+    let site = if call.counter(layout!(mib_paws_established)) != call.values[PAWS] {
         Site::PawsRequest
     } else if flags & 0x12 == 0x02 {
         Site::RequestRetransmit
@@ -146,11 +146,10 @@ pub(crate) fn validate_entry(ctx: &impl Entry) {
     };
     let sk = ctx.argument(layout!(arg_validate_sk));
     let skb = ctx.argument(layout!(arg_validate_skb));
-    call.skb = skb;
-    call.sk = sk;
-    call.net = net_of_sock(sk);
-    call.values[PAWS] = tcp_ext!(call.net, mib_paws_established);
-    call.values[LENGTH] = u64::from(member::<u32>(skb, layout!(skb_len)));
+    let length: u32 = ctx.member(skb, layout!(skb_len));
+    call.begin(ctx, sk, skb);
+    call.values[PAWS] = call.counter(layout!(mib_paws_established));
+    call.values[LENGTH] = u64::from(length);
     read_bytes(ctx.argument(layout!(arg_validate_th)), &mut call.tcp);
 }
 
@@ -167,7 +166,7 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     if ctx.returned(layout!(parameters_validate)) as u8 != 0 {
         return;
     }
-    let site = if tcp_ext!(net, mib_paws_established) != call.values[PAWS] {
+    let site = if call.counter(layout!(mib_paws_established)) != call.values[PAWS] {
         Site::PawsEstablished
     } else if let Some(site) = refusal(sk, &call.tcp) {
         site

@@ -269,6 +269,7 @@ impl<'a> Run<'a> {
         let changed = self.loaded.found_symbols(&mut self.plan, symbols);
         self.ledger
             .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
+        self.reader.unhush();
         if changed {
             self.tell_coverage()?;
         }
@@ -279,6 +280,7 @@ impl<'a> Run<'a> {
         let changed = self.loaded.module_changed(&mut self.plan)?;
         self.ledger
             .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
+        self.reader.unhush();
         if changed {
             self.tell_coverage()?;
         }
@@ -339,6 +341,7 @@ impl<'a> Run<'a> {
         let signature = Signature::of_event(&event, &known);
         let parent = classify(&signature);
         if self.hidden(&event, parent) {
+            self.reader.hush(&event.header);
             return Ok(());
         }
         let sister = parent.refine.and_then(|refine| refine(&event, &known));

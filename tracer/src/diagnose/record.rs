@@ -185,7 +185,7 @@ pub struct HookState {
     pub hook: String,
     /// Symbol or tracepoint really attached to.
     pub symbol: Option<String>,
-    /// How: `fentry`, `fexit`, `kprobe`, `kretprobe`, `raw_tracepoint`, joined by `+`.
+    /// How: `fentry`, `fexit`, `kprobe`, `kretprobe`, `tp_btf`, `raw_tracepoint`, joined by `+`.
     pub method: Option<String>,
     /// Attached, waiting for a module or condition, not needed here, or failed.
     pub state: String,

@@ -12,11 +12,11 @@ use std::{
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader, VerifierLogLevel,
-    maps::{Array, MapError, MapType, ProgramArray},
+    maps::{Array, MapData, MapError, MapType, ProgramArray},
     programs::{Program, ProgramError, ProgramFd},
 };
-use aya_obj::btf::{BtfType, Func, FuncLinkage};
-use droptrace_common::{IpvsLayout, Layout, Scope};
+use aya_obj::btf::{BtfKind, BtfType, Func, FuncLinkage, Typedef};
+use droptrace_common::{IpvsLayout, Layout, Sampling, Scope};
 use nix::{
     sched::{CloneFlags, unshare},
     sys::resource::{RLIM_INFINITY, Resource, setrlimit},
@@ -24,7 +24,7 @@ use nix::{
 };
 
 use super::{
-    Choice, Hook, Method, Phases, Place, Plan, PlanError, PlannedHook, Symbols, Target, When,
+    Attachable, Choice, Hook, Method, Phases, Place, Plan, PlanError, PlannedHook, Symbols, Target, When,
     module_identities,
 };
 use crate::diagnose::{Gap, HookState};
@@ -35,9 +35,15 @@ const MODULE_LAYOUT_MAP: &str = "IPVS_LAYOUT";
 /// A folder that every system has, and that holds no BTF.
 const ELSEWHERE: &str = "/proc/self/fdinfo";
 
-/// What all programs of the tracepoint call as their tail, and the map by which they do so.
-const TAIL: &str = "kfree_skb_look";
-const TAIL_MAP: &str = "FREE_TAILS";
+/// What all programs of the tracepoint call as their tail, and the map by which they do so, for each way to attach them.
+const TAILS: [(Method, &str, &str); 2] = [
+    (
+        Method::TypedTracepoint,
+        "kfree_skb_look_typed",
+        "FREE_TAILS_TYPED",
+    ),
+    (Method::RawTracepoint, "kfree_skb_look", "FREE_TAILS"),
+];
 
 /// The kernel's own "operation not supported" (`include/linux/errno.h` `ENOTSUPP`): trampolines refuse a function with it.
 const ENOTSUPP: i32 = 524;
@@ -51,6 +57,8 @@ pub struct LoadOptions {
     pub ipvs: bool,
     /// Have the programs log what they see (aya-log); off, the verifier removes what would log.
     pub log: bool,
+    /// How many full events travel.
+    pub sampling: Sampling,
     /// Maps whose number of entries is not the one that they were built with.
     pub map_entries: Vec<(&'static str, u32)>,
 }
@@ -145,12 +153,12 @@ pub struct Loaded {
     hooks: Vec<Attached>,
     /// The loaded object, with its maps.
     pub ebpf: Ebpf,
-    /// Functions that trampolines may go to, by their ids in the kernel's BTF.
-    functions: BTreeMap<u32, &'static str>,
+    /// What programs can be attached to, by their ids in the kernel's BTF.
+    attachable: BTreeMap<u32, Attachable>,
     ipvs: bool,
     modules: Vec<(&'static str, u64)>,
-    /// Whether [`TAIL`] is there; else why not.
-    tail: Result<(), String>,
+    /// One for each of [`TAILS`].
+    tails: Vec<Tail>,
     /// Programs that were loaded, or could not be, before their module came.
     prepared: HashSet<String>,
 }
@@ -177,16 +185,20 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         .verifier_log_level(VerifierLogLevel::STATS)
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
+        .override_global("SAMPLING", &options.sampling, true)
         .override_global("AYA_LOG_LEVEL", &log_level, true);
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
     let mut ebpf = loader.load(object)?;
-    let tail = load_tail(&mut ebpf);
+    let tails = TAILS
+        .iter()
+        .map(|(method, program, map)| Tail::of(&mut ebpf, *method, program, map))
+        .collect::<Result<_, _>>()?;
     let mut loaded = Loaded {
         ebpf,
-        tail,
-        functions: plan.functions.clone(),
+        tails,
+        attachable: plan.attachable.clone(),
         hooks: Vec::new(),
         ipvs: options.ipvs,
         modules: module_identities(&plan.options.root),
@@ -214,38 +226,86 @@ fn loader() -> EbpfLoader<'static> {
     })
 }
 
-/// BTF in which nothing but these functions is left, under their ids; nameless types hold the places of all others. What loads
-/// a trampoline looks its function up there: in all of the kernel's BTF that takes 5 ms each.
-fn functions_alone(functions: &BTreeMap<u32, &str>) -> Btf {
+/// BTF in which nothing but these is left, under their ids; nameless types hold the places of all others. What loads a program
+/// that is attached to one looks it up there: in all of the kernel's BTF that takes 5 ms each.
+fn alone(attachable: &BTreeMap<u32, Attachable>) -> Btf {
     let mut btf = Btf::new();
     // Id 0 is that of `void`.
     let mut next = 1;
-    for (id, name) in functions {
+    for (id, each) in attachable {
         while next < *id {
             next = btf.add_type(BtfType::Unknown) + 1;
         }
-        let name = btf.add_string(name);
-        next = btf.add_type(BtfType::Func(Func::new(name, 0, FuncLinkage::Static))) + 1;
+        let named = match each {
+            Attachable::Function(name) => {
+                BtfType::Func(Func::new(btf.add_string(name), 0, FuncLinkage::Static))
+            }
+            Attachable::Tracepoint(name) => BtfType::Typedef(typedef(btf.add_string(name))),
+        };
+        next = btf.add_type(named) + 1;
     }
     btf
 }
 
-/// Loads [`TAIL`] and puts it where it is called.
-fn load_tail(ebpf: &mut Ebpf) -> Result<(), String> {
-    let absent = |what: &str| format!("the BPF object has no {what}");
-    let Some(Program::RawTracePoint(tail)) = ebpf.program_mut(TAIL) else {
-        return Err(absent(TAIL));
-    };
-    let told = |error: &ProgramError| format!("{TAIL}: {}", in_words(error));
-    tail.load().map_err(|error| told(&error))?;
-    let tail = tail
-        .fd()
-        .and_then(|fd| Ok(fd.try_clone()?))
-        .map_err(|error| told(&error))?;
-    let map = ebpf.map_mut(TAIL_MAP).ok_or_else(|| absent(TAIL_MAP))?;
-    ProgramArray::try_from(map)
-        .and_then(|mut map| map.set(0, &tail, 0))
-        .map_err(|error| format!("{TAIL_MAP}: {}", chain(&error)))
+/// A typedef of this name, of `void`.
+const fn typedef(name: u32) -> Typedef {
+    const KIND: u32 = (BtfKind::Typedef as u32) << 24;
+    // SAFETY: repr(C), three numbers (`struct btf_type`, include/uapi/linux/btf.h), which aya lets nobody else set.
+    unsafe { std::mem::transmute([name, KIND, 0]) }
+}
+
+/// A program that others call as their tail.
+struct Tail {
+    /// How those are attached that call it.
+    method: Method,
+    program: &'static str,
+    map: ProgramArray<MapData>,
+    /// Whether it is in the map, else why not; `None` before it was tried.
+    ready: Option<Result<(), String>>,
+}
+
+impl Tail {
+    fn of(ebpf: &mut Ebpf, method: Method, program: &'static str, map: &str) -> Result<Self, MapError> {
+        let taken = ebpf
+            .take_map(map)
+            .ok_or_else(|| MapError::InvalidName { name: map.to_owned() })?;
+        Ok(Self {
+            method,
+            program,
+            map: ProgramArray::try_from(taken)?,
+            ready: None,
+        })
+    }
+
+    /// Loads it and puts it where it is called, the first time that this is asked for.
+    fn prepare(&mut self, programs: &mut HashMap<&str, &mut Program>, ids: &Btf) -> Result<(), String> {
+        if self.ready.is_none() {
+            self.ready = Some(self.load(programs, ids));
+        }
+        self.ready.clone().unwrap_or(Ok(()))
+    }
+
+    fn load(&mut self, programs: &mut HashMap<&str, &mut Program>, ids: &Btf) -> Result<(), String> {
+        let name = self.program;
+        let told = |error: &ProgramError| {
+            if is_refused(error) {
+                REFUSED.to_owned()
+            } else {
+                format!("{name}: {}", in_words(error))
+            }
+        };
+        let program = match programs.get_mut(name) {
+            Some(Program::BtfTracePoint(program)) => program.load("kfree_skb", ids).map(|()| program.fd()),
+            Some(Program::RawTracePoint(program)) => program.load().map(|()| program.fd()),
+            _ => return Err(format!("the BPF object has no {name}")),
+        };
+        let program = program
+            .and_then(|program| Ok(program?.try_clone()?))
+            .map_err(|error| told(&error))?;
+        self.map
+            .set(0, &program, 0)
+            .map_err(|error| format!("{name}: {}", chain(&error)))
+    }
 }
 
 impl Loaded {
@@ -423,29 +483,26 @@ impl Loaded {
     /// Attaches hooks side by side, since the kernel lets each wait until no CPU runs the code that it changes. The free
     /// comes last: without the hooks that know why, it would have no more to say than its place.
     fn attach_all(&mut self, hooks: &[&PlannedHook]) -> Vec<Attached> {
-        let (ipvs, tail) = (self.ipvs, &self.tail);
-        let by_trampoline = |planned: &&PlannedHook| matches!(&planned.choice, Choice::Attach(place) if place.methods.contains(&Method::Trampoline));
+        let (ipvs, tails) = (self.ipvs, &mut self.tails);
+        let by_id = |planned: &&PlannedHook| match &planned.choice {
+            Choice::Attach(place) => [Method::Trampoline, Method::TypedTracepoint]
+                .iter()
+                .any(|method| place.methods.contains(method)),
+            _ => false,
+        };
         // Several megabytes, and needed by few hooks after the start.
-        let functions = &if hooks.iter().any(by_trampoline) {
-            functions_alone(&self.functions)
+        let functions = &if hooks.iter().any(by_id) {
+            alone(&self.attachable)
         } else {
             Btf::new()
         };
         let mut programs: HashMap<&str, &mut Program> = self.ebpf.programs_mut().collect();
-        let mut own = |hook: &Hook| -> Programs<'_> {
-            Method::ALL
-                .iter()
-                .flat_map(|method| programs_of(hook, *method))
-                .filter_map(|(name, _)| Some((programs.remove(name.as_str())?, name)))
-                .map(|(program, name)| (name, program))
-                .collect()
-        };
         let mut attached: Vec<Option<Attached>> = hooks.iter().map(|_| None).collect();
         let is_tracepoint = |planned: &PlannedHook| matches!(planned.hook.target, Target::Tracepoint(..));
         thread::scope(|scope| {
             for (planned, place) in hooks.iter().zip(&mut attached) {
                 if !is_tracepoint(planned) {
-                    let mut programs = own(planned.hook);
+                    let mut programs = own(&mut programs, planned.hook);
                     scope.spawn(move || *place = Some(attach(planned, &mut programs, functions, ipvs)));
                 }
             }
@@ -453,18 +510,60 @@ impl Loaded {
         // In the order of the table, in which the kernel calls them.
         for (planned, place) in hooks.iter().zip(&mut attached) {
             if is_tracepoint(planned) {
-                *place = Some(match tail {
-                    Ok(()) => attach(planned, &mut own(planned.hook), functions, ipvs),
-                    Err(reason) => Attached::failed(planned.hook, Some(reason.clone())),
-                });
+                *place = Some(attach_tracepoint(planned, &mut programs, functions, tails));
             }
         }
         attached.into_iter().flatten().collect()
     }
 }
 
+/// Attaches a hook of the tracepoint in the first way that the kernel takes.
+fn attach_tracepoint(
+    planned: &PlannedHook,
+    programs: &mut HashMap<&str, &mut Program>,
+    ids: &Btf,
+    tails: &mut [Tail],
+) -> Attached {
+    let Choice::Attach(place) = &planned.choice else {
+        return attach(planned, &mut Programs::new(), ids, false);
+    };
+    let mut own = own(programs, planned.hook);
+    let mut reasons = Vec::new();
+    for method in &place.methods {
+        let tail = tails.iter_mut().find(|tail| tail.method == *method);
+        if let Some(Err(reason)) = tail.map(|tail| tail.prepare(programs, ids)) {
+            reasons.push(reason);
+            continue;
+        }
+        let one = PlannedHook {
+            hook: planned.hook,
+            choice: Choice::Attach(Place {
+                methods: vec![*method],
+                ..place.clone()
+            }),
+        };
+        let attached = attach(&one, &mut own, ids, false);
+        if attached.state == State::Attached {
+            return attached;
+        }
+        reasons.extend(attached.reason);
+    }
+    reasons.dedup();
+    Attached::failed(planned.hook, Some(reasons.join(", ")))
+}
+
 /// The programs of a hook, by name.
 type Programs<'a> = HashMap<String, &'a mut Program>;
+
+/// Takes the programs of a hook out of all.
+fn own<'a>(programs: &mut HashMap<&str, &'a mut Program>, hook: &Hook) -> Programs<'a> {
+    Method::ALL
+        .iter()
+        .flat_map(|method| programs_of(hook, *method))
+        .filter_map(|(name, _)| Some((programs.remove(name.as_str())?, name)))
+        .map(|(program, name)| (name, program))
+        .collect()
+}
 
 /// Attaches a hook if it can and should be.
 fn attach(planned: &PlannedHook, programs: &mut Programs<'_>, functions: &Btf, ipvs: bool) -> Attached {
@@ -518,7 +617,7 @@ fn attach_at(
                 .get_mut(name)
                 .ok_or_else(|| format!("the BPF object has no program {name}"))?;
             let link = attach_program(program, place, functions).map_err(|error| {
-                if *method == Method::Trampoline && is_refused(&error) {
+                if matches!(method, Method::Trampoline | Method::TypedTracepoint) && is_refused(&error) {
                     REFUSED.to_owned()
                 } else {
                     format!("{kind}: {}", in_words(&error))
@@ -563,6 +662,13 @@ fn attach_program(program: &mut Program, place: &Place, functions: &Btf) -> Resu
             let id = program.attach(symbol)?;
             Box::new(program.take_link(id)?)
         }
+        Program::BtfTracePoint(program) => {
+            if !loaded {
+                program.load(symbol, functions)?;
+            }
+            let id = program.attach()?;
+            Box::new(program.take_link(id)?)
+        }
         Program::FEntry(program) => {
             if !loaded {
                 program.load(symbol, functions)?;
@@ -602,6 +708,12 @@ fn programs_of(hook: &Hook, method: Method) -> Vec<(String, &'static str)> {
             return programs
                 .iter()
                 .map(|name| ((*name).to_owned(), "raw_tracepoint"))
+                .collect();
+        }
+        (Target::Tracepoint(_, programs), Method::TypedTracepoint) => {
+            return programs
+                .iter()
+                .map(|name| (format!("{name}_typed"), "tp_btf"))
                 .collect();
         }
         (Target::Function(_, phases), Method::Trampoline) => (phases, "fentry", "fexit"),
@@ -760,16 +872,23 @@ fn status_value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use aya_obj::btf::BtfKind;
-
     use super::*;
 
     #[test]
-    fn functions_keep_their_ids() {
-        let btf = functions_alone(&BTreeMap::from([(3, "early"), (4, "next"), (90_000, "late")]));
-        let id = |name| btf.id_by_type_name_kind(name, BtfKind::Func).ok();
+    fn what_is_attached_to_keeps_its_id() {
+        let btf = alone(&BTreeMap::from([
+            (3, Attachable::Function("early")),
+            (4, Attachable::Tracepoint("next")),
+            (90_000, Attachable::Function("late")),
+        ]));
+        let id = |name, kind| btf.id_by_type_name_kind(name, kind).ok();
         assert_eq!(
-            [id("early"), id("next"), id("late"), id("other")],
+            [
+                id("early", BtfKind::Func),
+                id("next", BtfKind::Typedef),
+                id("late", BtfKind::Func),
+                id("next", BtfKind::Func),
+            ],
             [Some(3), Some(4), Some(90_000), None]
         );
     }

@@ -53,6 +53,15 @@ pub struct Types {
     enumerators: Enumerators,
 }
 
+/// What BTF describes that a program can be attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachable {
+    /// A function.
+    Function(&'static str),
+    /// A tracepoint, by the name of the type that stands for it.
+    Tracepoint(&'static str),
+}
+
 /// Names that [`Types`] indexes; a kernel has some 100,000 types, of which a plan needs a hundred.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted(HashSet<&'static str>);
@@ -152,11 +161,19 @@ impl Types {
         self.functions(name).next().is_some()
     }
 
-    /// Those of these (wanted) names that are functions, by their ids.
-    pub fn function_ids<'a>(&self, names: impl Iterator<Item = &'a str>) -> BTreeMap<u32, &'a str> {
-        let is_function = |id: &u32| matches!(self.btf.resolve_type_by_id(*id), Ok(Type::Func(_)));
-        let named = names.flat_map(|name| self.ids_of(name).iter().map(move |id| (*id, name)));
-        named.filter(|(id, _)| is_function(id)).collect()
+    /// What programs can be attached to: those of these (wanted) names that are functions, and the tracepoint of frees, by
+    /// their ids.
+    pub fn attachable(&self, functions: impl Iterator<Item = &'static str>) -> BTreeMap<u32, Attachable> {
+        let kind = |id: u32, name| match self.btf.resolve_type_by_id(id) {
+            Ok(Type::Func(_)) => Some(Attachable::Function(name)),
+            Ok(Type::Typedef(_)) => Some(Attachable::Tracepoint(name)),
+            _ => None,
+        };
+        functions
+            .chain([KFREE_SKB_TYPEDEF])
+            .flat_map(|name| self.ids_of(name).iter().map(move |id| (*id, name)))
+            .filter_map(|(id, name)| Some((id, kind(id, name)?)))
+            .collect()
     }
 
     /// Names and values of an enum of this (wanted) name, in the kernel's order.

@@ -27,7 +27,7 @@ use droptrace_common::{ABSENT, IpvsLayout, Layout};
 
 pub use self::{
     attach::{LoadError, LoadOptions, Loaded, load},
-    btf::{BtfError, Types},
+    btf::{Attachable, BtfError, Types},
     hooks::{EVIDENCE, HOOKS, Hook, Phases, Target, When},
     layout::Missing,
     reasons::Reasons,
@@ -115,6 +115,8 @@ impl Kernel {
 /// How a hook can be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
+    /// Raw tracepoint by a program that knows the types of its arguments (`tp_btf`): cheaper than the next.
+    TypedTracepoint,
     /// Raw tracepoint.
     RawTracepoint,
     /// `fentry` and `fexit`: cheapest, for functions of the kernel proper.
@@ -125,7 +127,12 @@ pub enum Method {
 
 impl Method {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::RawTracepoint, Self::Trampoline, Self::Probe];
+    pub const ALL: [Self; 4] = [
+        Self::TypedTracepoint,
+        Self::RawTracepoint,
+        Self::Trampoline,
+        Self::Probe,
+    ];
 }
 
 /// Where a hook goes.
@@ -199,8 +206,8 @@ pub struct Plan {
     pub gaps: Vec<Gap>,
     missing: Vec<Missing>,
     module_missing: Vec<Missing>,
-    /// Those functions of the kernel proper that hooks may go to, by their ids. The BTF itself is megabytes, hence not kept.
-    functions: BTreeMap<u32, &'static str>,
+    /// What of the kernel proper programs can be attached to, by its id. The BTF itself is megabytes, hence not kept.
+    attachable: BTreeMap<u32, Attachable>,
     /// Functions that the BTF of loaded modules describes, by module.
     module_functions: HashMap<&'static str, HashSet<&'static str>>,
     modules: Vec<(&'static str, u64)>,
@@ -239,7 +246,7 @@ impl Plan {
             gaps: Vec::new(),
             missing,
             module_missing: Vec::new(),
-            functions: types.function_ids(function_names()),
+            attachable: types.attachable(function_names()),
             module_functions: HashMap::new(),
             modules: Vec::new(),
             has_symbols: false,
@@ -341,7 +348,9 @@ impl Plan {
 
     /// Whether BTF describes this function of the kernel proper.
     fn has_function(&self, name: &str) -> bool {
-        self.functions.values().any(|function| *function == name)
+        self.attachable
+            .values()
+            .any(|each| matches!(each, Attachable::Function(own) if *own == name))
     }
 
     /// Reads the BTF of those modules that hooks and reasons need.
@@ -428,7 +437,7 @@ impl Plan {
         Ok(Place {
             symbol: name.to_owned(),
             module: None,
-            methods: vec![Method::RawTracepoint],
+            methods: vec![Method::TypedTracepoint, Method::RawTracepoint],
         })
     }
 

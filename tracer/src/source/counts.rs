@@ -10,7 +10,7 @@ use aya::{
     Ebpf,
     maps::{MapData, PerCpuArray, PerCpuHashMap},
 };
-use droptrace_common::{CountKey, CountValue, Site, Tally, bits};
+use droptrace_common::{CountKey, CountValue, EventHeader, Frees, Site, Tally, bits};
 
 use super::take_map;
 use crate::{
@@ -24,6 +24,8 @@ use crate::{
 pub struct CountReader {
     counts: PerCpuHashMap<MapData, CountKey, CountValue>,
     tallies: PerCpuArray<MapData, u64>,
+    quiet: aya::maps::HashMap<MapData, CountKey, u32>,
+    frees: PerCpuArray<MapData, Frees>,
 }
 
 /// What the kernel counted, summed over its CPUs.
@@ -44,7 +46,31 @@ impl CountReader {
         Ok(Self {
             counts: take_map(ebpf, "COUNTS")?,
             tallies: take_map(ebpf, "TALLIES_MAP")?,
+            quiet: take_map(ebpf, "QUIET")?,
+            frees: take_map(ebpf, "FREES")?,
         })
+    }
+
+    /// Has the kernel send no more events like this one, which nobody wants to see; it goes on counting them. Where the map
+    /// has no room, they are sent and left out here.
+    pub fn hush(&mut self, header: &EventHeader) {
+        let key = CountKey {
+            location: CountKey::place(Site::from_number(header.site), header.location),
+            netns: header.netns,
+            reason: header.reason,
+            bits: header.bits,
+            site: header.site,
+            pad: 0,
+        };
+        let _ = self.quiet.insert(key, 1, 0);
+    }
+
+    /// Has the kernel send all events again: what they are may be known better now.
+    pub fn unhush(&mut self) {
+        let keys: Vec<_> = self.quiet.keys().filter_map(Result::ok).collect();
+        for key in keys {
+            let _ = self.quiet.remove(&key);
+        }
     }
 
     /// Reads them.
@@ -53,6 +79,7 @@ impl CountReader {
     /// The kernel refuses to read a map.
     pub fn read(&self) -> anyhow::Result<Totals> {
         let mut totals = Totals::default();
+        let mut places = HashMap::new();
         for entry in &self.counts {
             let (key, values) = entry.context("cannot read the counts")?;
             let sum = values
@@ -64,7 +91,18 @@ impl CountReader {
                     sampled: sum.sampled + value.sampled,
                     ..sum
                 });
+            places.insert(key, totals.keys.len());
             totals.keys.push((key, sum));
+        }
+        // A memo is made of a key that the map has; one made since is counted the next time.
+        for frees in self.frees.get(&0, 0).context("cannot read the memos")?.iter() {
+            for memo in frees.memos.iter().filter(|memo| memo.serial != 0) {
+                if let Some(place) = places.get(&memo.key) {
+                    let value = &mut totals.keys[*place].1;
+                    value.packets += memo.packets.iter().sum::<u64>();
+                    value.sampled += memo.packets[0];
+                }
+            }
         }
         for (index, tally) in totals.tallies.iter_mut().enumerate() {
             *tally = self

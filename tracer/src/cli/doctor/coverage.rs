@@ -102,6 +102,7 @@ fn hook_state(planned: &PlannedHook) -> HookState {
 
 const fn method_name(method: Method) -> &'static str {
     match method {
+        Method::TypedTracepoint => "tp_btf",
         Method::RawTracepoint => "raw_tracepoint",
         Method::Trampoline => "fentry/fexit",
         Method::Probe => "kprobe/kretprobe",
