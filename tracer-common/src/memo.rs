@@ -31,13 +31,15 @@ pub struct Like {
     pub packet: [u64; MEMO_WORDS],
 }
 
-/// What frees like one before are counted as. Who counts a key for the first time on this CPU takes a free one, for good: so
-/// its counts only grow, and those of all memos and of the count map together are the key's.
+/// What frees like one before are counted as. Its counts only grow while it is of one key, and those of all memos and of the
+/// count map together are the key's. One that held for none of late goes to another key, and its counts to the map first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memo {
-    /// Odd while it is written; 0 for one that is free.
+    /// Odd while it is written; 0 for one that was never used.
     pub serial: u64,
+    /// How many keys it has had.
+    pub keys: u64,
     /// The jiffy from which it holds no longer.
     pub until: u64,
     /// What it is compared with.

@@ -12,7 +12,7 @@ use network_types::ip::IpProto;
 use crate::{
     emit::Work,
     hint, kernel,
-    maps::HINTED_UNTIL,
+    maps::{COUNTS, HINTED_UNTIL},
     packet::{self, ETH_P_IP, ETH_P_IPV6},
     scope,
     skb::SkBuff,
@@ -22,6 +22,9 @@ use crate::{
 /// Jiffies that a memo holds of a key none of whose events is wanted. Sets and scope may change meanwhile. That of a key whose
 /// bucket is empty holds until the next jiffy: then it may have an event again.
 const HOLDS_QUIET: u64 = 16;
+
+/// Jiffies after which a memo that holds no longer may go to another key.
+const IDLE: u64 = 2_500;
 
 /// SYN, RST and ACK of a TCP header's flags.
 const TCP_FLAGS: u64 = 0x16;
@@ -89,7 +92,7 @@ pub(crate) fn counts(ctx: &impl Typed, frees: &mut Frees) -> bool {
         return false;
     };
     let memo = &mut frees.memos[place(&like)];
-    // SAFETY: this CPU's memo. Who interrupts this program may write it, but never gives it another key.
+    // SAFETY: this CPU's memo. Who interrupts this program may write it, but gives one that holds no other key.
     unsafe {
         let serial = read_volatile(&raw const memo.serial);
         if now >= read_volatile(&raw const memo.until)
@@ -127,10 +130,14 @@ pub(crate) fn note(frees: &mut Frees, work: &Work, quiet: bool) {
     // SAFETY: this CPU's memo; one that is being written is left to who does.
     unsafe {
         let serial = read_volatile(&raw const memo.serial);
-        if serial & 1 != 0 || serial != 0 && !same(&memo.key, &work.key) {
+        let other = !same(&memo.key, &work.key);
+        if serial & 1 != 0 || other && serial != 0 && bpf_jiffies64() < memo.until + IDLE {
             return;
         }
         write_volatile(&raw mut memo.serial, serial + 1);
+        if other {
+            hand_over(memo);
+        }
         kernel::copy(&mut memo.like, &work.like);
         for (index, word) in mask.into_iter().enumerate() {
             write_volatile(&raw mut memo.mask[index], word);
@@ -140,6 +147,26 @@ pub(crate) fn note(frees: &mut Frees, work: &Work, quiet: bool) {
         kernel::copy(&mut memo.key, &work.key);
         memo.until = bpf_jiffies64() + if quiet { HOLDS_QUIET } else { 1 };
         write_volatile(&raw mut memo.serial, serial + 2);
+    }
+}
+
+/// Gives what a memo counted to the value of its key in the map.
+#[inline(always)]
+fn hand_over(memo: &mut Memo) {
+    if let Some(value) = COUNTS.get_ptr_mut(&memo.key) {
+        // SAFETY: this CPU's value.
+        let value = unsafe { &mut *value };
+        value.packets += memo.packets[0] + memo.packets[1];
+        value.sampled += memo.packets[0];
+        value.skipped += memo.packets[0].wrapping_sub(memo.settled);
+    }
+    memo.settled = 0;
+    // In this order, for those who read meanwhile.
+    // SAFETY: valid references.
+    unsafe {
+        write_volatile(&raw mut memo.keys, memo.keys + 1);
+        write_volatile(&raw mut memo.packets[0], 0);
+        write_volatile(&raw mut memo.packets[1], 0);
     }
 }
 

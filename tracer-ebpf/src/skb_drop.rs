@@ -137,11 +137,9 @@ pub(crate) fn on_typed_free<F: Typed>(ctx: &F) {
     if let Some(frees) = here()
         && memo::counts(ctx, frees)
     {
-        // Where another free is looked at meanwhile, the next programs would take this one over.
-        if frees.running != 0 {
-            let skb = kernel::any(&mut frees.way, ctx.word(0));
-            frees.done[place_of(skb)] = skb;
-        }
+        // Else the next programs would take it over where another free is looked at meanwhile.
+        let skb = kernel::any(&mut frees.way, ctx.word(0));
+        frees.done[place_of(skb)] = skb;
         return;
     }
     on_free(ctx, Turn::First);

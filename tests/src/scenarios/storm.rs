@@ -7,17 +7,28 @@ use anyhow::ensure;
 use super::Wire;
 use crate::{Expected, IpFamily::V4, Outcome, Result, Scenario, Test, cost::Cost, packet::udp};
 
-pub(super) const SCENARIOS: &[Scenario] = &[Scenario::new("storm", storm).alone().family()];
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario::new("storm", storm).alone().family(),
+    Scenario::new("storm-in-turns", in_turns),
+];
 
 const DROPS: u64 = 10_000;
 const PORT: u16 = 9000;
 const CAUSE: &str = "netfilter-rule";
 
-fn storm(t: &Test) -> Result<Outcome> {
-    let wire = Wire::new(t, V4)?;
+/// Longer than a memo of the programs waits before it goes to another key: 2,500 jiffies, of which a second has 250 at least.
+const MEMO_WAITS: Duration = Duration::from_secs(11);
+
+/// Has a rule drop what comes to the port.
+fn rule(wire: &Wire) -> Result<()> {
     wire.netns.nft(&format!(
         "table ip t {{ chain c {{ type filter hook input priority 0; udp dport {PORT} counter drop; }}\n}}"
-    ))?;
+    ))
+}
+
+fn storm(t: &Test) -> Result<Outcome> {
+    let wire = Wire::new(t, V4)?;
+    rule(&wire)?;
     t.known();
     let lost_before = lost(t)?;
     let cost = Cost::start()?;
@@ -43,6 +54,36 @@ fn storm(t: &Test) -> Result<Outcome> {
     let lines = t.drops(&wire.netns, CAUSE).len();
     Ok(Outcome::Passed(format!(
         "{DROPS} drops counted, {lines} with a line of their own, the others said to have none; {text}"
+    )))
+}
+
+/// Storms in two namespaces whose packets are alike: they share a memo, which changes hands.
+fn in_turns(t: &Test) -> Result<Outcome> {
+    const EACH: u64 = 3_000;
+    let hosts = [Wire::of(t, "one", V4, 0)?, Wire::of(t, "other", V4, 0)?];
+    for host in &hosts {
+        rule(host)?;
+    }
+    t.known();
+    let mut expected = [0; 2];
+    for (turn, host) in [0, 1, 1, 0, 1].into_iter().enumerate() {
+        if turn > 1 {
+            thread::sleep(MEMO_WAITS);
+        }
+        let wire = &hosts[host];
+        let packet = udp(wire.peer(3000), wire.address(PORT), b"hello")?;
+        for _ in 0..EACH {
+            wire.tun.send(&packet)?;
+        }
+        expected[host] += EACH;
+    }
+    let [one, other] = expected;
+    t.expect(&[
+        Expected::dropped(&hosts[0].netns, CAUSE, one),
+        Expected::dropped(&hosts[1].netns, CAUSE, other),
+    ])?;
+    Ok(Outcome::Passed(format!(
+        "{one} and {other} drops counted, {EACH} at a time in turns"
     )))
 }
 

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context as _;
 use aya::{
     Ebpf,
-    maps::{MapData, PerCpuArray, PerCpuHashMap},
+    maps::{MapData, PerCpuArray, PerCpuHashMap, PerCpuValues},
 };
 use droptrace_common::{CountKey, CountValue, EventHeader, Frees, Site, Tally, bits};
 
@@ -19,6 +19,9 @@ use crate::{
     },
     plan::{Reasons, Symbols},
 };
+
+/// How often the counts are read at most until no memo changes hands meanwhile.
+const READINGS: u32 = 8;
 
 /// Reads the maps of counts.
 pub struct CountReader {
@@ -73,37 +76,59 @@ impl CountReader {
         }
     }
 
+    /// What each key counts, in the map and in memos.
+    fn read_keys(&self) -> anyhow::Result<Vec<(CountKey, CountValue)>> {
+        let memos = || self.frees.get(&0, 0).context("cannot read the memos");
+        let mut before = memos()?;
+        let mut left = READINGS;
+        loop {
+            let mut keys = Vec::new();
+            let mut places = HashMap::new();
+            for entry in &self.counts {
+                let (key, values) = entry.context("cannot read the counts")?;
+                let sum = values
+                    .iter()
+                    .fold(CountValue::default(), |sum, value| CountValue {
+                        packets: sum.packets + value.packets,
+                        sent: sum.sent + value.sent,
+                        ring_full: sum.ring_full + value.ring_full,
+                        sampled: sum.sampled + value.sampled,
+                        ..sum
+                    });
+                places.insert(key, keys.len());
+                keys.push((key, sum));
+            }
+            let after = memos()?;
+            left -= 1;
+            if left > 0 && !same_memos(&before, &after) {
+                before = after;
+                continue;
+            }
+            // A memo is made of a key that the map has; one made since is counted the next time.
+            for memo in after
+                .iter()
+                .flat_map(|frees| &frees.memos)
+                .filter(|memo| memo.serial != 0)
+            {
+                if let Some(place) = places.get(&memo.key) {
+                    let value = &mut keys[*place].1;
+                    value.packets += memo.packets.iter().sum::<u64>();
+                    value.sampled += memo.packets[0];
+                }
+            }
+            return Ok(keys);
+        }
+    }
+
     /// Reads them.
     ///
     /// # Errors
     /// The kernel refuses to read a map.
     pub fn read(&self) -> anyhow::Result<Totals> {
-        let mut totals = Totals::default();
-        let mut places = HashMap::new();
-        for entry in &self.counts {
-            let (key, values) = entry.context("cannot read the counts")?;
-            let sum = values
-                .iter()
-                .fold(CountValue::default(), |sum, value| CountValue {
-                    packets: sum.packets + value.packets,
-                    sent: sum.sent + value.sent,
-                    ring_full: sum.ring_full + value.ring_full,
-                    sampled: sum.sampled + value.sampled,
-                    ..sum
-                });
-            places.insert(key, totals.keys.len());
-            totals.keys.push((key, sum));
-        }
-        // A memo is made of a key that the map has; one made since is counted the next time.
-        for frees in self.frees.get(&0, 0).context("cannot read the memos")?.iter() {
-            for memo in frees.memos.iter().filter(|memo| memo.serial != 0) {
-                if let Some(place) = places.get(&memo.key) {
-                    let value = &mut totals.keys[*place].1;
-                    value.packets += memo.packets.iter().sum::<u64>();
-                    value.sampled += memo.packets[0];
-                }
-            }
-        }
+        let mut totals = Totals {
+            keys: self.read_keys()?,
+            ..Totals::default()
+        };
         for (index, tally) in totals.tallies.iter_mut().enumerate() {
             *tally = self
                 .tallies
@@ -114,6 +139,19 @@ impl CountReader {
         }
         Ok(totals)
     }
+}
+
+/// Whether no memo was written, or gave its counts to the map, between these two readings.
+fn same_memos(before: &PerCpuValues<Frees>, after: &PerCpuValues<Frees>) -> bool {
+    let memos = |frees: &'_ PerCpuValues<Frees>| -> Vec<(u64, u64)> {
+        frees
+            .iter()
+            .flat_map(|frees| &frees.memos)
+            .map(|memo| (memo.keys, memo.serial & 1))
+            .collect()
+    };
+    let after = memos(after);
+    memos(before) == after && after.iter().all(|(_, writing)| *writing == 0)
 }
 
 /// What a key is.
