@@ -95,6 +95,12 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Every event, as far as the ring has room.
+    pub const EVERY: Self = Self {
+        token_ns: 0,
+        burst: 0,
+    };
+
     /// 250 events per second for each key and CPU, and 500 at once.
     pub const DEFAULT: Self = Self {
         token_ns: 4_000_000,

@@ -5,11 +5,19 @@ use std::{thread, time::Duration};
 use anyhow::ensure;
 
 use super::Wire;
-use crate::{Expected, IpFamily::V4, Outcome, Result, Scenario, Test, cost::Cost, packet::udp};
+use crate::{
+    Expected,
+    IpFamily::V4,
+    Outcome, Result, Scenario, Test,
+    cost::Cost,
+    packet::udp,
+    trace::{SoFar, Trace},
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("storm", storm).alone().family(),
     Scenario::new("storm-in-turns", in_turns),
+    Scenario::new("storm-every-drop", every_drop).alone(),
 ];
 
 const DROPS: u64 = 10_000;
@@ -54,6 +62,34 @@ fn storm(t: &Test) -> Result<Outcome> {
     let lines = t.drops(&wire.netns, CAUSE).len();
     Ok(Outcome::Passed(format!(
         "{DROPS} drops counted, {lines} with a line of their own, the others said to have none; {text}"
+    )))
+}
+
+/// A storm of which each drop is asked for: more than a sample would have, and less than the ring holds.
+fn every_drop(t: &Test) -> Result<Outcome> {
+    const DROPS: u64 = 2_000;
+    if t.trace().is_none() {
+        return Ok(Outcome::Skipped("needs droptrace".to_owned()));
+    }
+    let wire = Wire::new(t, V4)?;
+    rule(&wire)?;
+    let scope = wire.netns.path().display().to_string();
+    let trace = Trace::start(&["--every-drop", "--netns", &scope])?;
+    t.known();
+    let packet = udp(wire.peer(3000), wire.address(PORT), b"hello")?;
+    for _ in 0..DROPS {
+        wire.tun.send(&packet)?;
+    }
+    t.expect(&[Expected::dropped(&wire.netns, CAUSE, DROPS)])?;
+    let told = |so_far: &SoFar| so_far.drops.iter().filter(|drop| drop.cause == CAUSE).count() as u64;
+    trace.wait_for("a line for every drop", Duration::from_secs(30), |so_far| {
+        told(so_far) == DROPS
+    })?;
+    let sample = t.drops(&wire.netns, CAUSE).len();
+    let (_, end) = trace.stop()?;
+    ensure!(told(&end) == DROPS, "{} lines for {DROPS} drops", told(&end));
+    Ok(Outcome::Passed(format!(
+        "{DROPS} drops, each with a line; {sample} where a sample is wanted"
     )))
 }
 

@@ -95,6 +95,11 @@ pub(super) struct RunArgs {
     /// Show benign drops one by one, too; they are always counted
     #[arg(long)]
     pub(super) benign: bool,
+    /// A line for every drop, in a flood too, instead of a sample of each kind
+    ///
+    /// It costs far more: what does not fit is told as lost. Totals are exact with and without it.
+    #[arg(long)]
+    pub(super) every_drop: bool,
     /// Attach the IPVS entry hook, which runs for every packet, wherever IPVS is
     ///
     /// Without it, it is attached where a namespace in scope has IPVS services and expire_nodest_conn=0.

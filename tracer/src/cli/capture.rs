@@ -14,6 +14,7 @@ pub(super) fn run(args: CaptureArgs) -> anyhow::Result<ExitCode> {
         output: Output::Capture(args.output),
         command: args.run.command,
         benign: args.run.benign,
+        every_drop: args.run.every_drop,
         ipvs: args.run.ipvs,
         hide_symbols: args.run.hide_symbols,
         max_size: args.max_size,

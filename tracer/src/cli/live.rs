@@ -37,6 +37,7 @@ fn options(args: LiveArgs, full_screen: bool) -> RunOptions {
         output,
         command: args.run.command,
         benign: args.run.benign,
+        every_drop: args.run.every_drop,
         ipvs: args.run.ipvs,
         hide_symbols: args.run.hide_symbols,
         max_size: MAX_SIZE,

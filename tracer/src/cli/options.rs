@@ -85,6 +85,8 @@ pub struct RunOptions {
     pub command: Vec<OsString>,
     /// Benign drops are shown one by one, too; they are always counted.
     pub benign: bool,
+    /// Each drop is to have a line, in a flood too, instead of a sample.
+    pub every_drop: bool,
     /// The IPVS entry hook is attached wherever IPVS is, not only where a setting makes it useful.
     pub ipvs: bool,
     /// Kernel symbols to treat as absent, for tests of reduced coverage.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use droptrace_common::{
-    FieldId, SCOPE_ADDRESSES, SCOPE_NETNS, SCOPE_PORT, SCOPE_PROTOCOL, Scope, Site, bits,
+    FieldId, SCOPE_ADDRESSES, SCOPE_NETNS, SCOPE_PORT, SCOPE_PROTOCOL, Sampling, Scope, Site, bits,
 };
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesOrdered};
 use tokio::{
@@ -131,6 +131,11 @@ impl<'a> Run<'a> {
             scope: scope_of(options),
             ipvs: options.ipvs,
             log: log::wanted(),
+            sampling: if options.every_drop {
+                Sampling::EVERY
+            } else {
+                Sampling::DEFAULT
+            },
             ..LoadOptions::default()
         };
         let mut loaded = plan::load(&plan, object, &load)?;
