@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs::{self, File},
-    io,
+    io::{self, Read as _},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::fs::MetadataExt,
@@ -12,7 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sched::{CloneFlags, setns},
+};
 
 use super::ContextError;
 
@@ -24,6 +27,9 @@ const KEPT: [&str; 1] = ["/run/docker/netns"];
 const YOUNG: u8 = 3;
 /// In every scan of this number all processes are looked at again.
 const FULL_EVERY: u32 = 16;
+
+/// How often the table of mounts is read at most until it does not change meanwhile.
+const MOUNTS_READ: u32 = 4;
 
 mod ioctl {
     // `NSIO` 0xb7, `NS_GET_NSTYPE` (`include/uapi/linux/nsfs.h`).
@@ -62,7 +68,7 @@ impl Discovery {
     pub(super) fn scan(&mut self, thorough: bool) -> BTreeMap<u32, Found> {
         self.scan_processes(thorough || self.scans.is_multiple_of(FULL_EVERY));
         self.scans = self.scans.wrapping_add(1);
-        if let Ok(text) = fs::read_to_string("/proc/self/mountinfo") {
+        if let Ok(text) = read_mounts() {
             self.mounts = mounted(&text);
         }
         self.found()
@@ -140,6 +146,23 @@ fn process_path(pid: u32) -> PathBuf {
 fn inode_of(path: &Path) -> io::Result<u32> {
     // The file system of namespaces numbers them with 32 bits (`ns_common.inum`, `include/linux/ns_common.h`).
     Ok(fs::metadata(path)?.ino() as u32)
+}
+
+/// Reads the table of mounts, and again where it changed meanwhile: it is read piece by piece, and what changes between two of
+/// them can hide others (`m_start`, fs/namespace.c). Who asks to wait for a change is told of one since the file was opened
+/// (`mounts_poll`, fs/proc_namespace.c, 5.10 - 7.3).
+fn read_mounts() -> io::Result<String> {
+    let mut text = String::new();
+    for _ in 0..MOUNTS_READ {
+        let mut table = File::open("/proc/self/mountinfo")?;
+        text.clear();
+        table.read_to_string(&mut text)?;
+        let mut changed = [PollFd::new(table.as_fd(), PollFlags::POLLPRI)];
+        if poll(&mut changed, PollTimeout::ZERO)? == 0 {
+            break;
+        }
+    }
+    Ok(text)
 }
 
 /// Bind-mounted network namespaces of a `/proc/PID/mountinfo`: inode and mount point.
