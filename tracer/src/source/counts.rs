@@ -143,15 +143,11 @@ impl CountReader {
 
 /// Whether no memo was written, or gave its counts to the map, between these two readings.
 fn same_memos(before: &PerCpuValues<Frees>, after: &PerCpuValues<Frees>) -> bool {
-    let memos = |frees: &'_ PerCpuValues<Frees>| -> Vec<(u64, u64)> {
-        frees
-            .iter()
-            .flat_map(|frees| &frees.memos)
-            .map(|memo| (memo.keys, memo.serial & 1))
-            .collect()
-    };
-    let after = memos(after);
-    memos(before) == after && after.iter().all(|(_, writing)| *writing == 0)
+    let before = before.iter().flat_map(|frees| &frees.memos);
+    let after = after.iter().flat_map(|frees| &frees.memos);
+    before
+        .zip(after)
+        .all(|(before, after)| before.keys == after.keys && after.serial & 1 == 0)
 }
 
 /// What a key is.
