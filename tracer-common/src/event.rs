@@ -189,6 +189,11 @@ numbered! {
         /// `tcp_try_rmem_schedule` refused a segment whose socket has room: there is no memory (kernels without drop reasons, whose
         /// free is not traced).
         TcpMemory = 53 => "tcp_try_rmem_schedule",
+        /// `tcp_send_dupack`: a segment that starts before what its connection expects is refused and answered (kernels whose free
+        /// has a reason, but not the socket).
+        SegmentBefore = 54 => "tcp_send_dupack:before",
+        /// The same, of one that does not start before it.
+        SegmentBeyond = 55 => "tcp_send_dupack:beyond",
     }
 }
 
@@ -204,6 +209,8 @@ impl Site {
                 | Self::BridgeNetfilter
                 | Self::GroupNotJoined
                 | Self::GroupJoined
+                | Self::SegmentBefore
+                | Self::SegmentBeyond
         )
     }
 }

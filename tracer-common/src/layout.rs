@@ -235,6 +235,8 @@ layout! {
     arg_check_req_stolen = Parameter("tcp_check_req", "req_stolen");
     arg_validate_sk = Parameter("tcp_validate_incoming", "sk");
     arg_validate_skb = Parameter("tcp_validate_incoming", "skb");
+    arg_dupack_sk = Parameter("tcp_send_dupack", "sk");
+    arg_dupack_skb = Parameter("tcp_send_dupack", "skb");
     arg_martian_dev = Parameter("ip_handle_martian_source", "dev");
     arg_martian_skb = Parameter("ip_handle_martian_source", "skb");
     arg_arp_error_neigh = Parameter("arp_error_report", "neigh");

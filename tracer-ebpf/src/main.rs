@@ -161,6 +161,7 @@ at_entry! {
     tcp_timewait_state_process_fentry, tcp_timewait_state_process_kprobe => |ctx| time_wait::timewait_entry(ctx);
     tcp_check_req_fentry, tcp_check_req_kprobe => |ctx| time_wait::check_req_entry(ctx);
     tcp_validate_incoming_fentry, tcp_validate_incoming_kprobe => |ctx| time_wait::validate_entry(ctx);
+    tcp_send_dupack_fentry, tcp_send_dupack_kprobe => |ctx| time_wait::duplicate_ack_entry(ctx);
     udp_enqueue_fentry, udp_enqueue_kprobe => |ctx| receive::udp_enqueue_entry(ctx);
     tcp_add_backlog_fentry, tcp_add_backlog_kprobe => |ctx| receive::add_backlog_entry(ctx);
     tcp_try_rmem_schedule_fentry, tcp_try_rmem_schedule_kprobe => |ctx| receive::try_rmem_entry(ctx);

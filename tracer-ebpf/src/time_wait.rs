@@ -15,6 +15,8 @@ use crate::{
 
 /// `TCP_TW_SYN` of `enum tcp_tw_status` (include/net/tcp.h): the SYN may open a new connection.
 const TCP_TW_SYN: u32 = 3;
+/// Offset of the sequence number in a TCP header.
+const TCP_SEQUENCE: u64 = 4;
 /// Offset of the flags byte in a TCP header, and the flags.
 const TCP_FLAGS: usize = 13;
 const SYN: u8 = 2;
@@ -216,6 +218,35 @@ pub(crate) fn validate_exit(ctx: &impl Exit) {
     emit::release(buffer);
 }
 
+/// `tcp_send_dupack(sk, skb)`, net/ipv4/tcp_input.c: `tcp_validate_incoming` refuses the segment, and frees it next. It answers
+/// each that has data, and of others as many as `tcp_oow_rate_limited` lets through.
+#[inline(always)]
+pub(crate) fn duplicate_ack_entry(ctx: &impl Entry) {
+    let sk = ctx.argument(layout!(arg_dupack_sk));
+    let skb = ctx.argument(layout!(arg_dupack_skb));
+    let (expected, window) = receive_window(sk);
+    let sequence = u32::from_be(kernel::read(transport(skb) + TCP_SEQUENCE));
+    let site = if (sequence.wrapping_sub(expected) as i32) < 0 {
+        Site::SegmentBefore
+    } else {
+        Site::SegmentBeyond
+    };
+    let netns = kernel::inode_of_net(kernel::net_of_sock(sk));
+    hint::leave(skb, site, netns, 0, 0, |fields| {
+        fields.push_some(FieldId::SocketInode, crate::skb_drop::socket_inode(sk));
+        fields.push(FieldId::ExpectedSequence, u64::from(expected));
+        fields.push(FieldId::ReceiveWindow, u64::from(window));
+        fields.push(
+            FieldId::TimestampStored,
+            u64::from(member::<u32>(sk, layout!(tcp_ts_recent))),
+        );
+        push_age(
+            fields,
+            kernel::number(sk, layout!(tcp_ts_recent_stamp)).unwrap_or(0),
+        );
+    });
+}
+
 /// Why `tcp_validate_incoming` of 5.10 refused a segment that passed PAWS. None for what is no loss: a RST that ended the
 /// connection, or old data that was received before (`tcp_sequence`).
 #[inline(always)]
@@ -316,10 +347,15 @@ fn push_age(fields: &mut Fields<'_>, stamp: u64) {
     }
 }
 
-/// Flags of the TCP header, which `skb->data` points at in the socket code.
+/// Flags of the TCP header.
 #[inline(always)]
 fn tcp_flags(skb: u64) -> u8 {
+    kernel::read(transport(skb) + TCP_FLAGS as u64)
+}
+
+/// Address of the TCP header.
+#[inline(always)]
+fn transport(skb: u64) -> u64 {
     let head: u64 = member(skb, layout!(skb_head));
-    let transport = head + u64::from(member::<u16>(skb, layout!(skb_transport_header)));
-    kernel::read(transport + TCP_FLAGS as u64)
+    head + u64::from(member::<u16>(skb, layout!(skb_transport_header)))
 }

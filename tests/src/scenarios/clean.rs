@@ -21,7 +21,6 @@ use crate::{
     cost::Cost,
     netns::modprobe,
     sockets::{self, accept, connect_here, listen, wait_until},
-    test::Seen,
     trace::Trace,
 };
 
@@ -172,12 +171,8 @@ fn two_cpus(t: &Test) -> Result<Outcome> {
     let nowhere_before = nowhere(t)?;
     let late_before = late_hints(t)?;
     let seen = traffic(&path)?;
-    let mut beside = [&PAWS[..], &["unknown", "no-socket"]].concat();
-    if t.kernel().hides_socket() {
-        beside.push("kernel-reason");
-    }
+    let beside = [&PAWS[..], &["unknown", "no-socket"]].concat();
     t.expect_but(&[], &beside)?;
-    only_overtaken(t, &path)?;
     // A busy machine makes its guests stand still now and then. Between a hook and the free that costs the hint: droptrace
     // says so, and calls the drop unknown rather than guess. Elsewhere it has a FIN sent again, whose second
     // acknowledgement meets no socket any more.
@@ -240,24 +235,6 @@ fn labelled(t: &Test, path: &Path, cause: &str) -> Result<u64> {
 fn late_hints(t: &Test) -> Result<u64> {
     t.trace()
         .map_or(Ok(0), |trace| Ok(trace.counts()?.hints_orphaned))
-}
-
-/// Checks the drops with a reason of the kernel's own, which 6.1 may show.
-///
-/// A segment that was overtaken within one tick of the timestamps is too old by its sequence number only. Later kernels say
-/// so (`TCP_OLD_SEQUENCE`, 6.3 and later); before, the reason also means a segment from beyond the window, and no counter tells.
-fn only_overtaken(t: &Test, path: &Path) -> Result<()> {
-    for netns in path.all() {
-        for drop in t.drops(netns, "kernel-reason") {
-            let reason = drop.evidence.get("reason").and_then(|reason| reason.as_str());
-            ensure!(
-                reason == Some("TCP_INVALID_SEQUENCE"),
-                "not overtaken: {}",
-                Seen(drop)
-            );
-        }
-    }
-    Ok(())
 }
 
 /// Packets of one netns, as droptrace labels them and as the kernel's counters moved.

@@ -217,7 +217,15 @@ fn out_of_window(t: &Test, family: IpFamily) -> Result<Outcome> {
     for (flags, segment, data) in [("PA", "data", 8), ("R", "reset", 0)] {
         let wanted = |drop: &droptrace::diagnose::Drop| drop.flags.as_deref() == Some(flags);
         if let Some(seen) = t.drop_where(netns, "tcp-out-of-window", wanted)? {
-            let seen = seen.evidence("segment", segment)?.evidence("data", data)?;
+            let mut seen = seen.evidence("segment", segment)?.evidence("data", data)?;
+            if data > 0 {
+                // Every kernel tells what it was held against.
+                seen = seen
+                    .owned_here()?
+                    .evidence("side", "beyond")?
+                    .evidence("expected_sequence", open.client.sequence)?
+                    .evidence("ahead", AHEAD)?;
+            }
             open.check(t, seen, i64::from(AHEAD))?;
         }
     }

@@ -30,7 +30,7 @@ use crate::{
     bpf,
     context::{self, Context, LostSyns, ScopeRequest},
     diagnose::{
-        self, Cause, Coverage, Facts, RawEvent, Reconciled, Record, ScopeText, Signature, Summary,
+        self, Cause, Coverage, Facts, Family, RawEvent, Reconciled, Record, ScopeText, Signature, Summary,
         SynUnanswered, classify,
     },
     plan::{
@@ -348,6 +348,10 @@ impl<'a> Run<'a> {
         if self.hidden(&event, parent) {
             self.reader.hush(&event.header);
             return Ok(());
+        }
+        if parent.family == Family::Netfilter {
+            let at = event.header.ktime_ns;
+            known.clashes_unseen = self.loaded.missed(&self.plan, "nf_ct_resolve_clash", at);
         }
         let sister = parent.refine.and_then(|refine| refine(&event, &known));
         let needs: Vec<_> = parent

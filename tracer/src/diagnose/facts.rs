@@ -22,6 +22,10 @@ pub struct Facts {
     pub location: Option<String>,
     /// Symbols of the frames that came with the event, innermost first.
     pub frames: Vec<String>,
+    /// Conntrack is there, and was not yet, or cannot be, watched for first packets that it drops: they look like those that a
+    /// verdict dropped.
+    #[serde(default)]
+    pub clashes_unseen: bool,
     /// Inode of the netns; 0 where the kernel does not say, or a capture of an earlier version does not.
     #[serde(default)]
     pub netns: u32,

@@ -27,7 +27,10 @@ use super::{
     Attachable, Choice, Hook, Method, Phases, Place, Plan, PlanError, PlannedHook, Symbols, Target, When,
     module_identities,
 };
-use crate::diagnose::{Gap, HookState};
+use crate::{
+    context::monotonic_ns,
+    diagnose::{Gap, HookState},
+};
 
 /// Map that carries the layout of modules to the programs.
 const MODULE_LAYOUT_MAP: &str = "IPVS_LAYOUT";
@@ -130,6 +133,8 @@ struct Attached {
     method: Option<String>,
     reason: Option<String>,
     links: Vec<Link>,
+    /// When it was attached, on the kernel's monotonic clock; 0 if it is not.
+    since_ns: u64,
 }
 
 impl Attached {
@@ -141,6 +146,7 @@ impl Attached {
             method: None,
             reason,
             links: Vec::new(),
+            since_ns: 0,
         }
     }
 }
@@ -348,6 +354,17 @@ impl Loaded {
                 reason: each.reason.clone(),
             })
             .collect()
+    }
+
+    /// Whether this hook of a module saw nothing of what was there at that time, on the kernel's monotonic clock: the module is
+    /// loaded, and the hook was attached later, or is not. False for the name of no such hook.
+    pub fn missed(&self, plan: &Plan, hook: &str, at_ns: u64) -> bool {
+        let own = self.hooks.iter().find(|each| each.hook.name == hook);
+        own.is_some_and(|each| {
+            let attached = each.state == State::Attached && each.since_ns < at_ns;
+            let module = || Some(plan.options.path("sys/module").join(each.hook.module?));
+            !attached && module().is_some_and(|module| module.exists())
+        })
     }
 
     /// What this run cannot see.
@@ -593,6 +610,7 @@ fn attach(planned: &PlannedHook, programs: &mut Programs<'_>, functions: &Btf, i
                     attached.state = State::Attached;
                     attached.method = Some(method);
                     attached.links = links;
+                    attached.since_ns = monotonic_ns();
                 }
                 Err(reason) => attached.reason = Some(reason),
             }

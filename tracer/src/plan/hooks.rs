@@ -65,6 +65,8 @@ pub enum When {
     Always,
     /// Only where `skb:kfree_skb` has no reason (before 5.17), since the reason says the same.
     WithoutReasons,
+    /// Only where `skb:kfree_skb` has a reason, but not the receiving socket (5.17 - 6.10).
+    WithoutSocket,
     /// Only where a netns in scope has IPVS services and `expire_nodest_conn=0`, or the user asked for it: it is on the path
     /// of every packet.
     IpvsWanted,
@@ -368,6 +370,27 @@ pub const HOOKS: &[Hook] = &[
             part("tcp-challenge-ack", "segment: reset and syn"),
         ],
         price: "once for each segment off the TCP fast path",
+        ..ROW
+    },
+    Hook {
+        name: "tcp_send_dupack",
+        doc: "a segment of an established connection that is refused by its timestamp or sequence number, and answered",
+        target: Target::Function(&["tcp_send_dupack"], Phases::Entry),
+        when: When::WithoutSocket,
+        needs: &[
+            "arg_dupack_sk",
+            "arg_dupack_skb",
+            "sock_net",
+            "tcp_rcv_nxt",
+            "tcp_rcv_wup",
+            "tcp_rcv_wnd",
+        ],
+        serves: &[
+            all_unless("tcp-out-of-window", "TCP_OLD_SEQUENCE"),
+            part("paws-established", "timestamp_stored"),
+        ],
+        price: "once for each segment refused so",
+        rare: true,
         ..ROW
     },
     Hook {

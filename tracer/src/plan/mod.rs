@@ -346,6 +346,11 @@ impl Plan {
         self.layout.kfree_skb_arguments != ABSENT && self.layout.kfree_skb_arguments >= 3
     }
 
+    /// Whether `skb:kfree_skb` gives a reason, but not the receiving socket (5.17 - 6.10).
+    fn hides_socket(&self) -> bool {
+        self.has_reasons() && self.layout.kfree_skb_arguments < 4
+    }
+
     /// Whether BTF describes this function of the kernel proper.
     fn has_function(&self, name: &str) -> bool {
         self.attachable
@@ -390,6 +395,11 @@ impl Plan {
         if hook.when == When::WithoutReasons && self.has_reasons() {
             return Some(Choice::NotNeeded {
                 reason: "skb:kfree_skb gives a reason that says the same".to_owned(),
+            });
+        }
+        if hook.when == When::WithoutSocket && !self.hides_socket() {
+            return Some(Choice::NotNeeded {
+                reason: "what it tells is known without it".to_owned(),
             });
         }
         let place = match hook.target {
@@ -582,19 +592,22 @@ impl Plan {
         }
         // What a connection has stored is read from the socket that the tracepoint names; kernels without reasons have a
         // hook of their own for it.
-        if self.has_reasons() && self.layout.kfree_skb_arguments < 4 {
+        if self.hides_socket() {
             let fields = OF_THE_SOCKET.iter().flat_map(|(causes, fields)| {
                 causes
                     .iter()
                     .flat_map(|cause| fields.iter().map(move |field| (cause, field)))
             });
-            gaps.extend(fields.map(|(cause, field)| {
-                Gap {
-                    cause: (*cause).to_owned(),
-                    field: Some((*field).to_owned()),
-                    reason: "the tracepoint skb:kfree_skb of this kernel does not name the receiving socket"
-                        .to_owned(),
+            gaps.extend(fields.map(|(cause, field)| Gap {
+                cause: (*cause).to_owned(),
+                field: Some((*field).to_owned()),
+                reason: if OF_ANSWERED_SEGMENTS.contains(cause) {
+                    "the tracepoint skb:kfree_skb of this kernel does not name the receiving socket: known of segments with data, by \
+                     the hook tcp_send_dupack"
+                } else {
+                    "the tracepoint skb:kfree_skb of this kernel does not name the receiving socket"
                 }
+                .to_owned(),
             }));
         }
         if !self.has_reasons() {
@@ -652,6 +665,9 @@ const OF_THE_SOCKET: &[(&[&str], &[&str])] = &[
         &["expected_sequence", "window", "ahead"],
     ),
 ];
+
+/// Those of them whose segments the kernel answers where they have data.
+const OF_ANSWERED_SEGMENTS: &[&str] = &["paws-established", "tcp-out-of-window"];
 
 /// Reads the BTF of the kernel proper.
 fn kernel_types(options: &ProbeOptions) -> Result<Types, PlanError> {

@@ -93,9 +93,15 @@ pub(super) static DUPLICATE_DATA: Cause = benign(
     "A segment that holds only what was received before: sent again although the first one arrived, or a keepalive \
      probe, which carries the last old sequence number on purpose. It is acknowledged again and freed (tcp_data_queue, \
      tcp_ofo_queue, tcp_validate_incoming, net/ipv4/tcp_input.c; reasons TCP_OLD_DATA, TCP_OLD_SEQUENCE, TCP_OFOMERGE, \
-     TCP_OFO_DROP). 6.1 calls an old segment TCP_INVALID_SEQUENCE, as it does one beyond the window: there it is this if it \
-     has no data, which only a full event tells.",
-    |signature| signature.because(&["TCP_OLD_DATA", "TCP_OLD_SEQUENCE", "TCP_OFOMERGE", "TCP_OFO_DROP"]),
+     TCP_OFO_DROP). 6.1 calls an old segment TCP_INVALID_SEQUENCE, as it does one beyond the window: there the hook at \
+     tcp_send_dupack, which the kernel calls for each that has data, tells them apart, and one that it does not see has nothing \
+     to lose.",
+    |signature| {
+        signature.because(&["TCP_OLD_DATA", "TCP_OLD_SEQUENCE", "TCP_OFOMERGE", "TCP_OFO_DROP"])
+            || signature.site == Site::SegmentBefore
+                && !signature.has(bits::RST)
+                && signature.because(&["TCP_INVALID_SEQUENCE"])
+    },
 );
 
 pub(super) static SEGMENT_AFTER_FIN: Cause = benign(

@@ -85,9 +85,13 @@ const UNMOVED: &str = "the counter of each rule and policy that can drop at this
 
 /// Whether conntrack may have given the verdict as well as a rule, of which nothing is known: it drops the first packet of a connection
 /// where it confirms its entry, behind all rules at input and postrouting (`__nf_conntrack_confirm`,
-/// net/netfilter/nf_conntrack_core.c, 5.10 - 7.3), which leaves no trace in the entry on some kernels (6.1.192).
+/// net/netfilter/nf_conntrack_core.c, 5.10 - 7.3), which leaves no trace in the entry on some kernels (6.1.192). Where clashes are
+/// not seen, rules that can drop it prove nothing.
 pub(super) fn may_be_unconfirmed(signature: &Signature<'_>, event: &RawEvent, facts: &Facts) -> bool {
-    let known = facts.rules.as_ref().is_some_and(|rules| rules.count > 0);
+    let known = facts
+        .rules
+        .as_ref()
+        .is_some_and(|rules| rules.told.is_some() || rules.count > 0 && !facts.clashes_unseen);
     let confirms = matches!(
         HookPoint::of(facts),
         None | Some(HookPoint::Input | HookPoint::Postrouting | HookPoint::Bridge)
@@ -103,6 +107,15 @@ pub(super) fn may_be_unconfirmed(signature: &Signature<'_>, event: &RawEvent, fa
 /// Why a verdict of which [`may_be_unconfirmed`] is true is not laid to a rule.
 pub(super) const UNREAD: &str = "conntrack drops the first packet of a connection at the same place as a rule, and no rule was read that can drop it: it stays open which of \
     them did";
+
+/// Whether conntrack may have dropped it where it confirms its entry, after a queue gave it back.
+pub(super) fn may_be_clash_behind_queue(signature: &Signature<'_>, facts: &Facts) -> bool {
+    facts.clashes_unseen && signature.site == Site::Free && behind_queue(signature)
+}
+
+/// Why a packet that conntrack may have dropped unseen is not laid to a rule or queue.
+pub(super) const CLASHES_UNSEEN: &str = "conntrack drops the first packet of a connection at the same place as a rule or a verdict behind NFQUEUE, and its hook nf_ct_resolve_clash was not attached: it \
+    stays open which of them did";
 
 /// Whether it was freed for a verdict behind NFQUEUE.
 pub(super) fn behind_queue(signature: &Signature<'_>) -> bool {

@@ -164,6 +164,14 @@ pub(super) mod tests {
             for drop in [forward, later, known] {
                 assert_eq!(drop.cause, "netfilter-rule");
             }
+            let unseen = |told| {
+                first(INPUT)
+                    .fact(rules(&["input"], told))
+                    .fact(|facts| facts.clashes_unseen = true)
+                    .label()
+            };
+            assert_eq!(unseen(false).cause, open);
+            assert_eq!(unseen(true).cause, "netfilter-rule");
         }
     }
 

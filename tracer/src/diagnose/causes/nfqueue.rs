@@ -5,6 +5,7 @@ use droptrace_common::Site;
 use super::{
     evidence::joined,
     netfilter::{self, PACKET},
+    unknown,
     values::in_netns,
 };
 use crate::diagnose::{Cause, Facts, Family, Finding, HookPoint, Need, RawEvent, Signature, Verdict};
@@ -49,7 +50,10 @@ pub(super) static CAUSE: Cause = Cause {
     },
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,
-    refine: None,
+    refine: Some(|event, facts| {
+        let open = netfilter::may_be_clash_behind_queue(&Signature::of_event(event, facts), facts);
+        open.then(|| unknown::left_open(facts))
+    }),
 };
 
 fn is_not_taken(signature: &Signature<'_>) -> bool {
@@ -171,5 +175,23 @@ pub(super) mod tests {
         let unread = freed(V6_12, "nf_queue").label();
         assert!(unread.evidence["why"].is_null() && unread.evidence["queues"].is_null());
         assert_eq!(freed(V6_12, "nfqnl_reinject").label().evidence["why"], "verdict");
+    }
+
+    #[test]
+    fn where_clashes_are_not_seen_no_verdict_is_blamed() {
+        let unseen = |place| {
+            freed(V6_12, place)
+                .fact(|facts| facts.clashes_unseen = true)
+                .label()
+        };
+        assert_eq!(unseen("nfqnl_reinject").cause, "unknown");
+        let doubt = &unseen("nfqnl_reinject").evidence["doubt"];
+        assert!(
+            doubt
+                .as_str()
+                .is_some_and(|doubt| doubt.contains("nf_ct_resolve_clash"))
+        );
+        // It never came to conntrack again.
+        assert_eq!(unseen("nf_queue").cause, "nfqueue");
     }
 }

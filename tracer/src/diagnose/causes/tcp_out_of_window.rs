@@ -3,7 +3,7 @@
 use droptrace_common::{FieldId, Site, bits};
 
 use super::{
-    benign,
+    KERNEL_REASON, benign,
     window::{AHEAD, DATA, EXPECTED, Held, SEQUENCE, WINDOW, show_connection},
 };
 use crate::diagnose::{
@@ -20,7 +20,8 @@ pub(super) static CAUSE: Cause = Cause {
         tells what is expected; tcp_check_req (7.x) does so for a pending handshake. So they do with a RST that lies outside. No correct peer sends \
         this: something between changes sequence numbers in one direction only, the segment is of an older connection with the same \
         addresses and ports, or somebody guesses. The reasons are TCP_INVALID_SEQUENCE and TCP_OVERWINDOW; 6.1 gives the former to segments before the \
-        window as well, which are duplicates where they have no data (duplicate-data). 5.10 has no reason: the hook at \
+        window as well, which are duplicates (duplicate-data): there the hook at tcp_send_dupack tells the side of each that has data, and \
+        without it such data keeps the kernel's reason. 5.10 has no reason: the hook at \
         tcp_validate_incoming compares, and does not see what tcp_data_queue drops at the very end of the window.",
     evidence: &[
         SEQUENCE,
@@ -42,7 +43,9 @@ pub(super) static CAUSE: Cause = Cause {
     needs: &[Need::Owner],
     matches: |signature| {
         signature.site == Site::TcpOutOfWindow
-            || signature.because(&["TCP_INVALID_SEQUENCE", "TCP_OVERWINDOW"])
+            || signature.because(&["TCP_OVERWINDOW"])
+            // Where the reason has both sides, the hook tells them apart.
+            || signature.site != Site::SegmentBefore && signature.because(&["TCP_INVALID_SEQUENCE"])
             // A RST has no data that could have been received before.
             || signature.has(bits::RST) && signature.because(&["TCP_OLD_SEQUENCE"])
     },
@@ -51,12 +54,17 @@ pub(super) static CAUSE: Cause = Cause {
     refine: Some(refine),
 };
 
-/// 6.1 alone does not name the socket, and calls a segment before the window as one beyond it. One without data has
-/// nothing to lose: a keepalive or zero-window probe, or an ACK sent again.
+/// Where nothing says what the socket expected, the reason alone does not tell on which side the segment lies. One without
+/// data has nothing to lose: a keepalive or zero-window probe, or an ACK sent again. What has data is not called anything.
 fn refine(event: &RawEvent, facts: &Facts) -> Option<&'static Cause> {
     let told = event.field(FieldId::ExpectedSequence).is_some();
-    let old = facts.reason.as_deref() == Some("TCP_INVALID_SEQUENCE") && !told && !event.has(bits::RST);
-    (old && Held::of(event).data == Some(0)).then_some(&benign::DUPLICATE_DATA)
+    if told || facts.reason.as_deref() != Some("TCP_INVALID_SEQUENCE") || event.has(bits::RST) {
+        return None;
+    }
+    Some(match Held::of(event).data {
+        Some(0) => &benign::DUPLICATE_DATA,
+        _ => &KERNEL_REASON,
+    })
 }
 
 fn find(event: &RawEvent, facts: &Facts) -> Finding {
@@ -117,10 +125,10 @@ pub(super) mod tests {
     use crate::diagnose::causes::sample::{ACK, Kernel, RST, Sample, V5_10, V6_1, V7_3};
 
     fn at(kernel: Kernel, flags: u8, sequence: u32) -> Sample {
-        let sample = if kernel == V5_10 {
-            Sample::hook(kernel, Site::TcpOutOfWindow)
-        } else {
-            Sample::freed(kernel, Site::Free, "tcp_validate_incoming").reason("TCP_INVALID_SEQUENCE")
+        let sample = match kernel {
+            V5_10 => Sample::hook(kernel, Site::TcpOutOfWindow),
+            V6_1 if flags & RST == 0 => refused(kernel, Site::SegmentBeyond),
+            _ => refused(kernel, Site::Free),
         };
         sample
             .tcp_with("10.0.0.9:40000", "10.0.0.1:80", flags, sequence, None)
@@ -128,10 +136,11 @@ pub(super) mod tests {
             .on("eth0")
     }
 
+    fn refused(kernel: Kernel, site: Site) -> Sample {
+        Sample::freed(kernel, site, "tcp_validate_incoming").reason("TCP_INVALID_SEQUENCE")
+    }
+
     fn told(sample: Sample) -> Sample {
-        if sample.kernel == V6_1 {
-            return sample;
-        }
         sample
             .field(FieldId::ExpectedSequence, 1000)
             .field(FieldId::ReceiveWindow, 64_240)
@@ -143,7 +152,11 @@ pub(super) mod tests {
             .flat_map(|kernel| {
                 [
                     told(at(kernel, ACK, 10_001_000)),
-                    told(at(kernel, RST, 10_001_000)),
+                    // 6.1 does not answer a RST, and so tells nothing of it.
+                    match kernel {
+                        V6_1 => at(kernel, RST, 10_001_000),
+                        _ => told(at(kernel, RST, 10_001_000)),
+                    },
                 ]
             })
             .chain([Sample::freed(V7_3, Site::RequestOther, "tcp_v4_rcv")
@@ -159,13 +172,9 @@ pub(super) mod tests {
             assert_eq!(drop.evidence["sequence"], 10_001_000);
             assert_eq!(drop.evidence["segment"], "data");
             assert_eq!(drop.evidence["data"], 8);
-            if kernel == V6_1 {
-                assert!(drop.evidence["side"].is_null() && drop.evidence["ahead"].is_null());
-            } else {
-                assert_eq!(drop.evidence["side"], "beyond");
-                assert_eq!(drop.evidence["ahead"], 10_000_000);
-                assert_eq!(drop.evidence["window"], 64_240);
-            }
+            assert_eq!(drop.evidence["side"], "beyond");
+            assert_eq!(drop.evidence["ahead"], 10_000_000);
+            assert_eq!(drop.evidence["window"], 64_240);
             let reset = told(at(kernel, RST, 990)).label();
             assert_eq!(reset.evidence["segment"], "reset");
             assert_eq!(reset.counter, None);
@@ -178,19 +187,24 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_the_socket_an_empty_segment_has_nothing_to_lose() {
-        let empty = |kernel: Kernel| {
-            Sample::freed(kernel, Site::Free, "tcp_validate_incoming")
-                .reason("TCP_INVALID_SEQUENCE")
-                .tcp("10.0.0.9:40000", "10.0.0.1:80", ACK)
-        };
-        assert_eq!(empty(V6_1).label().cause, "duplicate-data");
-        assert!(empty(V6_1).label().benign);
-        assert_eq!(told(empty(V7_3)).label().cause, "tcp-out-of-window");
-        assert_eq!(at(V6_1, ACK, 999).label().cause, "tcp-out-of-window");
-        let reset = Sample::freed(V6_1, Site::Free, "tcp_validate_incoming")
-            .reason("TCP_INVALID_SEQUENCE")
-            .tcp("10.0.0.9:40000", "10.0.0.1:80", RST);
-        assert_eq!(reset.label().cause, "tcp-out-of-window");
+    fn a_segment_before_the_window_was_received_before() {
+        let old = told(
+            refused(V6_1, Site::SegmentBefore)
+                .tcp_with("10.0.0.9:40000", "10.0.0.1:80", ACK, 900, None)
+                .more_data(8),
+        );
+        assert_eq!(old.label().cause, "duplicate-data");
+    }
+
+    #[test]
+    fn where_nothing_tells_the_side_nothing_is_called_out_of_window_but_a_reset() {
+        let untold = |flags| refused(V6_1, Site::Free).tcp("10.0.0.9:40000", "10.0.0.1:80", flags);
+        let empty = untold(ACK).label();
+        assert_eq!(empty.cause, "duplicate-data");
+        assert!(empty.benign);
+        assert_eq!(untold(ACK).more_data(8).label().cause, "kernel-reason");
+        assert_eq!(untold(RST).label().cause, "tcp-out-of-window");
+        let empty = refused(V7_3, Site::Free).tcp("10.0.0.9:40000", "10.0.0.1:80", ACK);
+        assert_eq!(told(empty).label().cause, "tcp-out-of-window");
     }
 }

@@ -122,8 +122,19 @@ fn find_with_doubt(event: &RawEvent, facts: &Facts) -> Finding {
         }
     };
     let ruleless = || netfilter::dropped_without_rule(&signature, facts);
-    let unread = || netfilter::may_be_unconfirmed(&signature, event, facts).then_some(netfilter::UNREAD);
-    let of_netfilter = netfilter::doubt(&signature).or_else(ruleless).or_else(unread);
+    let unconfirmed = || {
+        let behind_queue = netfilter::may_be_clash_behind_queue(&signature, facts);
+        if !behind_queue && !netfilter::may_be_unconfirmed(&signature, event, facts) {
+            None
+        } else if facts.clashes_unseen {
+            Some(netfilter::CLASHES_UNSEEN)
+        } else {
+            Some(netfilter::UNREAD)
+        }
+    };
+    let of_netfilter = netfilter::doubt(&signature)
+        .or_else(ruleless)
+        .or_else(unconfirmed);
     let doubt = of_netfilter.or_else(of_socket).or_else(|| {
         let overflow = signature.site == Site::Free && signature.because(&["TCP_LISTEN_OVERFLOW"]);
         overflow.then_some(
