@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use droptrace::{
-    context::{Context, NoSets, ScopeRequest, monotonic_ns, resolve_pid},
+    context::{Context, NoSets, Pods, ScopeRequest, monotonic_ns, resolve_pid},
     diagnose::{self, Facts, RawEvent, Record, Signature, classify},
     sink::{Json, Origin, Pcapng, Sink, Storage},
 };
@@ -82,8 +82,8 @@ struct Pipeline {
 
 impl Pipeline {
     fn new() -> Self {
-        let context =
-            Context::start(&ScopeRequest::default(), Box::new(NoSets)).expect("namespaces can be looked at");
+        let context = Context::start(&ScopeRequest::default(), Pods::default(), Box::new(NoSets))
+            .expect("namespaces can be looked at");
         let netns = resolve_pid(std::process::id()).expect("this process has a netns");
         let header = EventHeader {
             ktime_ns: monotonic_ns(),

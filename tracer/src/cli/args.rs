@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 use super::{
-    options::{self, ScopeArgs},
+    options::{self, PodArgs, ScopeArgs},
     problem,
 };
 
@@ -47,6 +47,8 @@ Examples:
   droptrace live                                    full screen on a terminal, else lines of text
   droptrace live --no-tui --for 5m                  lines of text, five minutes
   droptrace live --json --cause accept-queue-full   JSON lines of one cause
+  droptrace live --pod default/web                  a pod, inside and on the host, also after its restart
+  droptrace live --container redis                  a container of Docker's
   droptrace live --pid 1234                         the network namespace of a process
   droptrace live --json -o drops.json -- ab -n 1000 http://10.0.0.2/
 
@@ -110,6 +112,8 @@ pub(super) struct RunArgs {
     pub(super) hide_symbols: Vec<String>,
     #[command(flatten)]
     pub(super) scope: ScopeArgs,
+    #[command(flatten)]
+    pub(super) pods: PodArgs,
     /// Start this once all hooks are attached, stop shortly after it ends, exit with its status
     #[arg(last = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,

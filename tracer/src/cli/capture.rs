@@ -11,6 +11,7 @@ use super::{
 pub(super) fn run(args: CaptureArgs) -> anyhow::Result<ExitCode> {
     let options = RunOptions {
         scope: args.run.scope,
+        pods: args.run.pods.into(),
         output: Output::Capture(args.output),
         command: args.run.command,
         benign: args.run.benign,

@@ -34,6 +34,7 @@ fn options(args: LiveArgs, full_screen: bool) -> RunOptions {
     };
     RunOptions {
         scope: args.run.scope,
+        pods: args.run.pods.into(),
         output,
         command: args.run.command,
         benign: args.run.benign,

@@ -17,7 +17,8 @@ use tokio::sync::Notify;
 
 use super::{complain, problem::Problem, suggest};
 use crate::{
-    diagnose::Packet,
+    context::{Labels, PodRequest},
+    diagnose::{Packet, PodPattern},
     sink::{
         Captured, Json, Paint, Pcapng, Selected, Selection, Sink, Storage, Text, Tui, Written,
         is_dumb_terminal,
@@ -61,6 +62,38 @@ pub struct ScopeArgs {
     pub duration: Option<Duration>,
 }
 
+/// Which pods and containers to see, beside the network namespaces of [`ScopeArgs`].
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(next_help_heading = "Scope")]
+pub struct PodArgs {
+    /// Pod that is up, or all whose names begin so; repeatable
+    ///
+    /// All that is in its network namespace, and the host-side drops of its addresses. When it is started anew, it is
+    /// followed. NAME alone will do where no other namespace has a pod of that name.
+    #[arg(long, value_name = "NAMESPACE/NAME[*]")]
+    pub pod: Vec<PodPattern>,
+    /// Pods with these labels: KEY=VALUE, several with a comma between; repeatable
+    #[arg(short = 'l', long = "labels", value_name = "LABELS")]
+    pub labels: Vec<Labels>,
+    /// Container, by its name, or by its id or the beginning of that; repeatable
+    #[arg(long, value_name = "NAME|ID")]
+    pub container: Vec<String>,
+    /// Socket of the container runtime (CRI) to ask, instead of the usual ones and Docker's
+    #[arg(long, value_name = "PATH")]
+    pub cri_socket: Option<PathBuf>,
+}
+
+impl From<PodArgs> for PodRequest {
+    fn from(args: PodArgs) -> Self {
+        Self {
+            pods: args.pod,
+            labels: args.labels,
+            containers: args.container,
+            socket: args.cri_socket,
+        }
+    }
+}
+
 /// Where the records of a run go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
@@ -79,6 +112,8 @@ pub enum Output {
 pub struct RunOptions {
     /// What to see, and how long.
     pub scope: ScopeArgs,
+    /// Pods and containers to see.
+    pub pods: PodRequest,
     /// Where records go.
     pub output: Output,
     /// Command to start once all hooks are attached; empty: none. It keeps its own standard streams.

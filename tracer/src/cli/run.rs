@@ -1,7 +1,7 @@
 //! A live run: plan, hooks, events, facts, labels, sink.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     io,
     os::unix::process::ExitStatusExt as _,
     process::ExitCode,
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     bpf,
-    context::{self, Context, LostSyns, ScopeRequest},
+    context::{self, Context, ContextError, LostSyns, PodRequest, Pods, ScopeRequest},
     diagnose::{
         self, Cause, Coverage, Facts, Family, RawEvent, Reconciled, Record, ScopeText, Signature, Summary,
         SynUnanswered, classify,
@@ -104,6 +104,8 @@ struct Run<'a> {
     lost_syns: LostSyns,
     /// Finds drops that only counters tell.
     prover: Prover,
+    /// The namespaces in scope, as last told.
+    scoped: Option<BTreeSet<u32>>,
     /// What context could not do, as last told.
     problems: BTreeMap<String, String>,
     /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
@@ -120,9 +122,11 @@ impl<'a> Run<'a> {
         let request = ScopeRequest {
             netns: options.scope.netns.clone(),
             pids: options.scope.pid.into_iter().collect(),
+            pods: options.pods.clone(),
             addresses: options.scope.addr.clone(),
         };
         check_scope(&request)?;
+        let pods = find_pods(&options.pods)?;
         let mut plan = Plan::probe(&ProbeOptions {
             hide_symbols: options.hide_symbols.clone(),
             ..ProbeOptions::default()
@@ -146,7 +150,7 @@ impl<'a> Run<'a> {
         let reader = CountReader::open(&mut loaded.ebpf)?;
         let sets = KernelSets::open(&mut loaded.ebpf)?;
         // Before the hooks, so that the first drop finds the sets filled.
-        let context = Context::start(&request, Box::new(sets))?;
+        let context = Context::start(&request, pods, Box::new(sets))?;
         if context.ipvs_needs_entry_hook() {
             loaded.want_ipvs(&plan, true);
         }
@@ -168,6 +172,7 @@ impl<'a> Run<'a> {
             pending: FuturesOrdered::new(),
             lost_syns: LostSyns::default(),
             prover: Prover::default(),
+            scoped: None,
             problems: BTreeMap::new(),
             symbols: None,
             places: HashSet::new(),
@@ -434,13 +439,18 @@ impl<'a> Run<'a> {
 
     fn tell_coverage(&mut self) -> Result<()> {
         let scope = &self.options.scope;
-        let netns = self.context.scoped_netns();
+        self.scoped = self.context.scoped_netns();
+        let netns = self.scoped.clone().unwrap_or_default();
+        let pods = &self.options.pods;
         let coverage = Coverage {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: self.plan.kernel.release.clone(),
             boot_id: self.plan.kernel.boot_id.clone(),
             scope: ScopeText {
-                netns: netns.to_vec(),
+                pods: pods.pods.iter().map(ToString::to_string).collect(),
+                labels: pods.labels.iter().map(ToString::to_string).collect(),
+                containers: pods.containers.clone(),
+                netns: netns.iter().copied().collect(),
                 netns_names: netns
                     .iter()
                     .map(|&inode| self.context.netns_name(inode))
@@ -457,10 +467,10 @@ impl<'a> Run<'a> {
         self.tell(&Record::Coverage(coverage), None)
     }
 
-    /// Tells coverage again when context could not do something that it could before.
+    /// Tells coverage again when context could not do something that it could before, or pods in scope came or went.
     fn tell_problems(&mut self) -> Result<()> {
         let problems = self.context.problems();
-        if problems == self.problems {
+        if problems == self.problems && self.context.scoped_netns() == self.scoped {
             return Ok(());
         }
         self.problems = problems;
@@ -627,6 +637,19 @@ fn check_scope(request: &ScopeRequest) -> Result<()> {
     Ok(())
 }
 
+/// Finds the pods and containers that the user named, before anything is attached.
+fn find_pods(request: &PodRequest) -> Result<Pods> {
+    Pods::find(request).map_err(|error| match error {
+        ContextError::Runtime(text) => Problem::failure(
+            text,
+            "as root, while it runs; --cri-socket names another socket, and --netns and --pid need no container runtime",
+        )
+        .into(),
+        ContextError::Pod(text) => Problem::usage(text, "name one that is up on this host").into(),
+        other => other.into(),
+    })
+}
+
 /// What the programs must test.
 fn scope_of(options: &RunOptions) -> Scope {
     let args = &options.scope;
@@ -636,7 +659,10 @@ fn scope_of(options: &RunOptions) -> Scope {
         ..Scope::default()
     };
     let asked = [
-        (!args.netns.is_empty() || args.pid.is_some(), SCOPE_NETNS),
+        (
+            !args.netns.is_empty() || args.pid.is_some() || !options.pods.is_empty(),
+            SCOPE_NETNS,
+        ),
         (!args.addr.is_empty(), SCOPE_ADDRESSES),
         (args.port.is_some(), SCOPE_PORT),
         (args.protocol.is_some(), SCOPE_PROTOCOL),

@@ -28,6 +28,7 @@ mod publish;
 mod questions;
 mod routes;
 mod rulesets;
+mod runtime;
 mod sets;
 mod sockets;
 mod state;
@@ -57,6 +58,8 @@ pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
 pub use nic::Missed;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+pub use runtime::{Labels, PodRequest};
+use runtime::{PodError, Resolver};
 pub use sets::{NoSets, Sets};
 pub use suspects::{CounterMoves, Suspect};
 pub use syns::LostSyns;
@@ -74,8 +77,31 @@ pub struct ScopeRequest {
     pub netns: Vec<String>,
     /// Processes whose network namespaces are meant.
     pub pids: Vec<u32>,
+    /// Pods and containers.
+    pub pods: PodRequest,
     /// Addresses.
     pub addresses: Vec<IpAddr>,
+}
+
+/// The pods and containers of this host, and those among them that the user named.
+#[derive(Debug, Default)]
+pub struct Pods(Option<Resolver>);
+
+impl Pods {
+    /// Looks for those that the user named; where none is named, nobody is asked.
+    ///
+    /// # Errors
+    /// They cannot be found; told within two seconds, and the text names the next step.
+    pub fn find(request: &PodRequest) -> Result<Self, ContextError> {
+        if request.is_empty() {
+            return Ok(Self::default());
+        }
+        Resolver::start(request).map(Self).map_err(|error| match error {
+            PodError::Refused(_) => ContextError::Runtime(error.to_string()),
+            PodError::Unmet(..) => ContextError::Pod(error.to_string()),
+            PodError::Start(error) => ContextError::Start(error),
+        })
+    }
 }
 
 /// Why context could not start, or did not find what the user named.
@@ -89,6 +115,10 @@ pub enum ContextError {
     NetnsPath(PathBuf, io::Error),
     /// The process is not there, or may not be looked at.
     Pid(u32, io::Error),
+    /// No container runtime tells who runs here.
+    Runtime(String),
+    /// The pod or container is not here, or more than one is meant.
+    Pod(String),
     /// A thread or descriptor could not be had.
     Start(io::Error),
 }
@@ -119,6 +149,7 @@ impl fmt::Display for ContextError {
                 f,
                 "cannot look at the network namespace of process {pid} ({error}): run as root"
             ),
+            Self::Runtime(text) | Self::Pod(text) => f.write_str(text),
             Self::Start(error) => write!(
                 f,
                 "cannot look at the network namespaces of this host ({error}): run as root, and see `ulimit -n`"
@@ -131,7 +162,7 @@ impl std::error::Error for ContextError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::NetnsPath(_, error) | Self::Pid(_, error) | Self::Start(error) => Some(error),
-            Self::NetnsName(_) | Self::NetnsInode(_) => None,
+            Self::NetnsName(_) | Self::NetnsInode(_) | Self::Runtime(_) | Self::Pod(_) => None,
         }
     }
 }
@@ -145,16 +176,20 @@ pub struct Context {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<state::Shared>,
-    scope: Vec<u32>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Context {
-    /// Starts to look. On return every netns that was found has its addresses and services in the sets.
+    /// Starts to look. On return every netns that was found has its addresses and services in the sets. `pods` were found
+    /// for the same request.
     ///
     /// # Errors
     /// The request names what does not exist, or the system refuses; the text names the next step.
-    pub fn start(request: &ScopeRequest, sets: Box<dyn Sets + Send>) -> Result<Self, ContextError> {
+    pub fn start(
+        request: &ScopeRequest,
+        Pods(pods): Pods,
+        sets: Box<dyn Sets + Send>,
+    ) -> Result<Self, ContextError> {
         let mut scope = BTreeMap::new();
         let named = request.netns.iter().map(|text| netns::find(text));
         let of_pids = request.pids.iter().map(|&pid| netns::find_pid(pid));
@@ -172,7 +207,6 @@ impl Context {
             .map_err(|errno| ContextError::Start(errno.into()))?;
         let (ask, asked) = mpsc::channel();
         let shared = Arc::new(state::Shared::new(ask, wake));
-        let scope_inodes = scope.keys().copied().collect();
         let (ready, is_ready) = mpsc::channel();
         let visitor = spawn("netns", {
             let shared = shared.clone();
@@ -181,7 +215,7 @@ impl Context {
                 if let Err(error) = written {
                     shared.problem("scope", format!("not all addresses are in scope: {error}"));
                 }
-                match worker::Worker::new(shared, publisher, scope) {
+                match worker::Worker::new(shared, publisher, scope, pods) {
                     Ok(worker) => {
                         let _ = ready.send(Ok(()));
                         worker.run();
@@ -203,7 +237,6 @@ impl Context {
         Ok(Self {
             inner: Arc::new(Inner {
                 shared,
-                scope: scope_inodes,
                 threads: vec![visitor, finder],
             }),
         })
@@ -217,9 +250,9 @@ impl Context {
         let _ = self.inner.shared.wake().write(1);
     }
 
-    /// The namespaces in scope; empty: all.
-    pub fn scoped_netns(&self) -> &[u32] {
-        &self.inner.scope
+    /// The namespaces in scope now; `None`: all.
+    pub fn scoped_netns(&self) -> Option<BTreeSet<u32>> {
+        self.inner.shared.state().scope.clone()
     }
 
     /// Every netns known now.

@@ -112,6 +112,19 @@ impl Publisher {
         result
     }
 
+    /// Takes a netns out of scope.
+    ///
+    /// # Errors
+    /// See [`Self::addresses`].
+    pub(super) fn unscope(&mut self, netns: u32) -> io::Result<()> {
+        let mut result = Ok(());
+        if self.scoped.remove(&netns).is_some() {
+            first(&mut result, self.sets.remove_scope_netns(netns));
+            first(&mut result, self.write_scope());
+        }
+        result
+    }
+
     /// Forgets a netns that vanished.
     ///
     /// # Errors
@@ -119,10 +132,7 @@ impl Publisher {
     pub(super) fn forget(&mut self, netns: u32) -> io::Result<()> {
         let mut result = self.addresses(netns, BTreeMap::new());
         first(&mut result, self.services(netns, std::iter::empty()));
-        if self.scoped.remove(&netns).is_some() {
-            first(&mut result, self.sets.remove_scope_netns(netns));
-            first(&mut result, self.write_scope());
-        }
+        first(&mut result, self.unscope(netns));
         result
     }
 

@@ -60,6 +60,8 @@ pub(super) struct State {
     pub(super) missed: Vec<Missed>,
     pub(super) counters_wanted: Vec<oneshot::Sender<BTreeMap<u32, Moved>>>,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
+    /// The namespaces in scope; `None`: all.
+    pub(super) scope: Option<BTreeSet<u32>>,
     /// Asked by events, to be answered by the worker.
     pub(super) asked: Vec<Question>,
     questions: Questions,
@@ -145,6 +147,11 @@ impl Shared {
 
     pub(super) fn problem(&self, subject: &str, reason: String) {
         self.state().problems.insert(subject.to_owned(), reason);
+    }
+
+    /// What could not be done can be done again.
+    pub(super) fn solved(&self, subject: &str) {
+        self.state().problems.remove(subject);
     }
 
     pub(super) fn stop(&self) {

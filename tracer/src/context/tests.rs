@@ -12,7 +12,9 @@ use std::{
 use droptrace_common::{EventHeader, FieldId, address_flags};
 use nix::sys::socket::{Backlog, listen};
 
-use super::{Context, LostSyns, ScopeRequest, addresses::whole, publish::tests::Held};
+use super::{
+    Context, LostSyns, PodRequest, Pods, ScopeRequest, addresses::whole, publish::tests::Held, runtime::fake,
+};
 use crate::diagnose::{Facts, Need, RawEvent};
 
 /// How long a test waits for what takes milliseconds where CPU is to be had.
@@ -92,7 +94,10 @@ impl Drop for Lab {
 
 fn start(request: &ScopeRequest) -> (Context, Held) {
     let held = Held::default();
-    (Context::start(request, Box::new(held.clone())).unwrap(), held)
+    (
+        Context::start(request, Pods::default(), Box::new(held.clone())).unwrap(),
+        held,
+    )
 }
 
 /// Facts; asked again, as the next event would, where a machine short of CPU did not answer in time.
@@ -326,6 +331,54 @@ fn the_owner_of_a_packets_socket_is_found() {
 }
 
 #[test]
+fn a_pod_that_restarts_is_followed() {
+    let (Some(first), Some(second)) = (Lab::new(), Lab::new()) else {
+        return;
+    };
+    for (lab, address) in [(&first, "192.0.2.78"), (&second, "192.0.2.79")] {
+        lab.ip(&format!("addr add {address}/32 dev lo"));
+    }
+    let path = |lab: &Lab| format!("/proc/{}/ns/net", lab.process.id());
+    let server = fake::cri(fake::Behaviour::Pods(|| fake::Pods::at(&[])));
+    server.set(fake::Pods::at(&[("1", "default", "web", path(&first))]));
+    let request = ScopeRequest {
+        pods: PodRequest {
+            pods: vec!["web".parse().unwrap()],
+            socket: Some(server.path().to_owned()),
+            ..PodRequest::default()
+        },
+        ..ScopeRequest::default()
+    };
+    let pods = Pods::find(&request.pods).unwrap();
+    let held = Held::default();
+    let context = Context::start(&request, pods, Box::new(held.clone())).unwrap();
+    let scope = |text: &str| held.contents().scope.contains_key(&whole(text.parse().unwrap()));
+    assert_eq!(context.scoped_netns(), Some([first.inode].into()));
+    assert_eq!(held.contents().netns, [first.inode].into());
+    assert!(scope("192.0.2.78") && !scope("192.0.2.79"));
+
+    server.set(fake::Pods::at(&[]));
+    soon("a pod that ended", || {
+        held.contents().netns.is_empty() && !scope("192.0.2.78")
+    });
+    soon("nothing in scope, which is not all", || {
+        context.scoped_netns() == Some([].into())
+    });
+    server.set(fake::Pods::at(&[
+        ("2", "default", "web", path(&second)),
+        ("3", "other", "web", path(&first)),
+    ]));
+    let took = soon("its successor", || {
+        held.contents().netns == [second.inode].into() && scope("192.0.2.79")
+    });
+    eprintln!("the successor was in scope after {took:?}");
+    assert!(!scope("192.0.2.78"));
+    soon("the new scope", || {
+        context.scoped_netns() == Some([second.inode].into())
+    });
+}
+
+#[test]
 fn sets_follow_addresses_devices_and_scope() {
     let Some(lab) = Lab::new() else { return };
     let request = ScopeRequest {
@@ -334,7 +387,7 @@ fn sets_follow_addresses_devices_and_scope() {
         ..ScopeRequest::default()
     };
     let (context, held) = start(&request);
-    assert_eq!(context.scoped_netns(), [lab.inode]);
+    assert_eq!(context.scoped_netns(), Some([lab.inode].into()));
     let inode = lab.inode;
     let flags = |text: &str, bits: u32| {
         let key = (inode, whole(text.parse().unwrap()), 32 + bits);

@@ -2,6 +2,7 @@
 //! them what events want to know, and keeps the sets current.
 
 mod answers;
+mod scope;
 mod visit;
 
 use std::{
@@ -21,7 +22,10 @@ use nix::sys::{
     resource::{Resource, getrlimit},
 };
 
-use self::visit::{Visit, words};
+use self::{
+    scope::Scope,
+    visit::{Visit, words},
+};
 use super::{
     addresses::{self, Addresses, Change},
     counters,
@@ -30,7 +34,9 @@ use super::{
     netns::{self, Found},
     nic::{self, Missed},
     publish::Publisher,
-    routes, sockets,
+    routes,
+    runtime::Resolver,
+    sockets,
     state::{Flow, Namespace, Shared},
     suspects::{CounterMoves, Followed},
     syns, sysctls,
@@ -41,6 +47,8 @@ use crate::diagnose::Moved;
 const WAKE: u64 = u64::MAX;
 /// Token of the mount table, which changes when a named netns comes or goes.
 const MOUNTS: u64 = u64::MAX - 1;
+/// Token of what is new of pods and containers.
+const PODS: u64 = u64::MAX - 2;
 /// Processes and mounts are looked through this often.
 const SCAN_EVERY: Duration = Duration::from_secs(1);
 /// Mounts that change in a flood are looked through this often.
@@ -87,8 +95,7 @@ pub(super) struct Worker {
     epoll: Epoll,
     mounts: File,
     watched: BTreeMap<u32, Watched>,
-    /// Namespaces in scope, each with the path by which the user named it and that keeps it watched; empty: all.
-    scope: BTreeMap<u32, PathBuf>,
+    scope: Scope,
     limit: usize,
     scanned: Instant,
     /// The mount table changed since the last scan.
@@ -113,13 +120,17 @@ impl Worker {
     pub(super) fn new(
         shared: Arc<Shared>,
         publisher: Publisher,
-        scope: BTreeMap<u32, PathBuf>,
+        named: BTreeMap<u32, PathBuf>,
+        pods: Option<Resolver>,
     ) -> io::Result<Self> {
         let (home, _) = netns::open(Path::new("/proc/thread-self/ns/net"))?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let mounts = File::open("/proc/self/mountinfo")?;
         epoll.add(shared.wake(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         epoll.add(&mounts, EpollEvent::new(EpollFlags::EPOLLPRI, MOUNTS))?;
+        if let Some(pods) = &pods {
+            epoll.add(pods.news(), EpollEvent::new(EpollFlags::EPOLLIN, PODS))?;
+        }
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?.0;
         let limit = descriptors.saturating_sub(DESCRIPTORS_LEFT).max(64) as usize;
         let now = Instant::now();
@@ -130,7 +141,7 @@ impl Worker {
             epoll,
             mounts,
             watched: BTreeMap::new(),
-            scope,
+            scope: Scope::new(named, pods),
             limit,
             scanned: now,
             mounts_changed: false,
@@ -142,6 +153,8 @@ impl Worker {
             serial: 0,
         };
         worker.scan(true);
+        worker.tell_scope();
+        worker.take_pods();
         worker.ask_ipvs(true);
         worker.look_at_counters();
         Ok(worker)
@@ -167,10 +180,12 @@ impl Worker {
             // An interrupted wait is an empty one.
             let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
             let mut changed = BTreeSet::new();
+            let mut pods_changed = false;
             for event in &events[..count] {
                 match event.data() {
                     WAKE => self.read_wake(),
                     MOUNTS => self.read_mounts(),
+                    PODS => pods_changed = true,
                     netns => {
                         changed.insert(netns as u32);
                     }
@@ -179,6 +194,9 @@ impl Worker {
             let mut addresses_changed = false;
             for netns in changed {
                 addresses_changed |= self.hear(netns);
+            }
+            if pods_changed {
+                self.take_pods();
             }
             if std::mem::take(&mut self.shared.state().questions_near) {
                 self.try_sock_diag();
@@ -221,7 +239,7 @@ impl Worker {
     }
 
     fn in_scope(&self, netns: u32) -> bool {
-        self.scope.is_empty() || self.scope.contains_key(&netns)
+        self.scope.has(netns)
     }
 
     fn syn_every(&self) -> Duration {
@@ -263,13 +281,13 @@ impl Worker {
         self.scanned = Instant::now();
         self.mounts_changed = false;
         let mut found = self.shared.discovery().scan(thorough);
-        for (netns, path) in &self.scope {
-            if let std::collections::btree_map::Entry::Vacant(entry) = found.entry(*netns)
-                && netns::open(path).is_ok_and(|(_, inode)| inode == *netns)
+        for (netns, path) in self.scope.paths() {
+            if let std::collections::btree_map::Entry::Vacant(entry) = found.entry(netns)
+                && netns::open(path).is_ok_and(|(_, inode)| inode == netns)
             {
                 entry.insert(Found {
                     name: None,
-                    path: path.clone(),
+                    path: path.to_owned(),
                 });
             }
         }
@@ -281,6 +299,8 @@ impl Worker {
             .collect();
         for netns in gone {
             self.leave(netns);
+            self.scope.forget(netns);
+            self.tell_scope();
         }
         let mut left_out = 0;
         for (netns, found) in found {
@@ -438,7 +458,7 @@ impl Worker {
         };
         let ipvs: BTreeSet<Address> = ipvs::addresses(&known.services);
         let wanted = known.addresses.wanted(&ipvs);
-        let scoped = self.scope.contains_key(&netns).then(|| known.addresses.scoped());
+        let scoped = self.scope.names(netns).then(|| known.addresses.scoped());
         drop(state);
         let written = self.publisher.addresses(netns, wanted);
         self.written(written);
@@ -535,10 +555,14 @@ impl Worker {
         self.tell_entry_hook();
     }
 
-    /// The entry hook is needed where a netns in scope has services and keeps entries of removed servers.
+    /// The entry hook is needed where a netns in scope has services and keeps entries of removed servers. The packets of pods
+    /// meet those of the host.
     fn tell_entry_hook(&self) {
+        let host = |known: &Namespace| self.scope.follows() && known.name.as_deref() == Some("host");
         let needed = self.shared.state().namespaces.iter().any(|(netns, known)| {
-            self.in_scope(*netns) && !known.services.is_empty() && known.expire_nodest_conn == Some(false)
+            (self.in_scope(*netns) || host(known))
+                && !known.services.is_empty()
+                && known.expire_nodest_conn == Some(false)
         });
         self.shared
             .entry_hook

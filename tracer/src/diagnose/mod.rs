@@ -8,6 +8,7 @@ pub mod causes;
 mod event;
 mod facts;
 mod netfilter;
+mod pods;
 pub mod reasons;
 mod reconcile;
 mod record;
@@ -25,6 +26,7 @@ pub use facts::{
     RouteAnswer, Side, SocketMemory, Xdp,
 };
 pub use netfilter::{BaseChain, Ending, HookPoint, HookPoints, Rule, RuleEnd, Rules};
+pub use pods::PodPattern;
 pub use reconcile::{
     MISSED, Moved, PROOFS, Proof, Reconciled, Tallied, WITNESSES, Witness, counter_names, perhaps, proving,
     reconcile,

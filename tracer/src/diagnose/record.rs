@@ -163,6 +163,15 @@ pub struct Coverage {
 /// The scope as the user gave it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ScopeText {
+    /// Pods, as they were named. Where they are at the moment, `netns` tells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<String>,
+    /// Labels of pods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// Containers, as they were named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<String>,
     /// Network namespaces, as inode numbers.
     pub netns: Vec<u32>,
     /// Their names, in the same order; null for one without.

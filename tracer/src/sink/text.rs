@@ -106,17 +106,19 @@ impl<W: Write> Text<W> {
 
     fn coverage(&mut self, coverage: &Coverage) -> String {
         let mut text = String::new();
-        let _ = if self.coverage.is_none() {
-            writeln!(
+        let _ = match &self.coverage {
+            None => writeln!(
                 text,
                 "droptrace {} on Linux {}, watching {}; {}; times are UTC",
                 coverage.version,
                 coverage.kernel,
                 words::scope(coverage),
                 words::coverage(coverage)
-            )
-        } else {
-            writeln!(text, "coverage changed: {}", words::coverage(coverage))
+            ),
+            Some(before) if before.scope != coverage.scope => {
+                writeln!(text, "scope changed: {}", words::scope(coverage))
+            }
+            Some(_) => writeln!(text, "coverage changed: {}", words::coverage(coverage)),
         };
         let new: Vec<&Gap> = coverage
             .gaps

@@ -198,15 +198,21 @@ pub(crate) fn is_attached(hook: &HookState) -> bool {
 /// The scope in words.
 pub(crate) fn scope(coverage: &Coverage) -> String {
     let scope = &coverage.scope;
-    let mut parts: Vec<String> = scope
-        .netns
+    let pods = scope.pods.iter().map(|pod| format!("pod {pod}"));
+    let labels = scope
+        .labels
         .iter()
-        .enumerate()
-        .map(|(index, netns)| match scope.netns_names.get(index) {
+        .map(|labels| format!("pods with {}", clean(labels)));
+    let containers = scope.containers.iter();
+    let containers = containers.map(|container| format!("container {}", clean(container)));
+    let mut parts: Vec<String> = pods.chain(labels).chain(containers).collect();
+    let namespaces = scope.netns.iter().enumerate();
+    parts.extend(
+        namespaces.map(|(index, netns)| match scope.netns_names.get(index) {
             Some(Some(name)) => format!("netns {}", clean(name)),
             _ => format!("netns {netns}"),
-        })
-        .collect();
+        }),
+    );
     parts.extend(scope.addresses.iter().map(|address| format!("address {address}")));
     parts.extend(scope.port.map(|port| format!("port {port}")));
     parts.extend(
