@@ -77,7 +77,7 @@ at_free! { typed:
     kfree_skb_typed => |ctx| skb_drop::on_typed_free(ctx);
     kfree_skb_second_typed => |ctx| skb_drop::on_free(ctx, Turn::Later);
     kfree_skb_third_typed => |ctx| skb_drop::on_free(ctx, Turn::Later);
-    kfree_skb_fourth_typed => |ctx| skb_drop::on_free(ctx, Turn::Last);
+    kfree_skb_last_typed => |ctx| skb_drop::on_free(ctx, Turn::Last);
     kfree_skb_look_typed => |ctx| skb_drop::look(ctx);
 }
 
@@ -85,7 +85,7 @@ at_free! {
     kfree_skb => |ctx| skb_drop::on_free(ctx, Turn::First);
     kfree_skb_second => |ctx| skb_drop::on_free(ctx, Turn::Later);
     kfree_skb_third => |ctx| skb_drop::on_free(ctx, Turn::Later);
-    kfree_skb_fourth => |ctx| skb_drop::on_free(ctx, Turn::Last);
+    kfree_skb_last => |ctx| skb_drop::on_free(ctx, Turn::Last);
     kfree_skb_look => |ctx| skb_drop::look(ctx);
 }
 

@@ -24,7 +24,10 @@ use crate::{
 const HOLDS_QUIET: u64 = 16;
 
 /// Jiffies after which a memo that holds no longer may go to another key.
-const IDLE: u64 = 2_500;
+const IDLE: u64 = 25;
+
+/// Memos that what is like this may be in: two storms at once may have the same first place.
+const WAYS: usize = 2;
 
 /// SYN, RST and ACK of a TCP header's flags.
 const TCP_FLAGS: u64 = 0x16;
@@ -42,15 +45,15 @@ pub(crate) fn hinted() {
     }
 }
 
-/// Which memo is for what is like this, in a first step that goes by what differs most.
+/// Which memo is for what is like this, the first or the second one, in a first step that goes by what differs most.
 #[inline(always)]
-const fn place(like: &Like) -> usize {
+const fn place(like: &Like, way: usize) -> usize {
     let mixed = (like.location >> 2)
         ^ like.reason
         ^ (like.packet[1] >> 56)
         ^ (like.packet[2] >> 24)
         ^ (like.packet[4] >> 56);
-    (mixed ^ mixed >> 6) as usize & (MEMOS - 1)
+    (mixed ^ mixed >> 6) as usize & (MEMOS - 1) ^ way
 }
 
 /// Whether both are about the same device and network namespaces. These are still pointers, with which one may not calculate:
@@ -91,32 +94,46 @@ pub(crate) fn counts(ctx: &impl Typed, frees: &mut Frees) -> bool {
     let Some((like, linear)) = ctx.like(skb) else {
         return false;
     };
-    let memo = &mut frees.memos[place(&like)];
-    // SAFETY: this CPU's memo. Who interrupts this program may write it, but gives one that holds no other key.
-    unsafe {
-        let serial = read_volatile(&raw const memo.serial);
-        if now >= read_volatile(&raw const memo.until)
-            || serial & 1 != 0
-            || linear < memo.least
-            || !same_places(&like, &memo.like)
-            || differs(&like, memo) != 0
-        {
-            return false;
+    for way in 0..WAYS {
+        let memo = &mut frees.memos[place(&like, way)];
+        if holds(memo, now) && is_of(memo, &like, linear) {
+            kernel::count_up(&mut memo.packets[memo.quiet as usize & 1]);
+            return true;
         }
-        let quiet = memo.quiet as usize & 1;
-        kernel::count_up(&mut memo.packets[quiet]);
     }
-    true
+    false
+}
+
+/// Whether a memo of this CPU holds, and is not being written. Who interrupts this program may write it, but gives one that
+/// holds no other key.
+#[inline(always)]
+fn holds(memo: &Memo, now: u64) -> bool {
+    // SAFETY: valid references.
+    let (serial, until) = unsafe {
+        (
+            read_volatile(&raw const memo.serial),
+            read_volatile(&raw const memo.until),
+        )
+    };
+    now < until && serial & 1 == 0
+}
+
+/// Whether a memo is of what is like this.
+#[inline(always)]
+fn is_of(memo: &Memo, like: &Like, linear: u64) -> bool {
+    linear >= memo.least && same_places(like, &memo.like) && differs(like, memo) == 0
 }
 
 /// Adds to the value of the key in `work` what its memo counted since an event last said for how many it stands.
 #[inline(always)]
 pub(crate) fn settle(frees: &mut Frees, like: &Like, key: &CountKey, value: &mut CountValue) {
-    let memo = &mut frees.memos[place(like)];
-    if memo.serial & 1 == 0 && same(&memo.key, key) {
-        let left_out = memo.packets[0];
-        value.skipped += left_out.wrapping_sub(memo.settled);
-        memo.settled = left_out;
+    for way in 0..WAYS {
+        let memo = &mut frees.memos[place(like, way)];
+        if memo.serial & 1 == 0 && same(&memo.key, key) {
+            let left_out = memo.packets[0];
+            value.skipped += left_out.wrapping_sub(memo.settled);
+            memo.settled = left_out;
+        }
     }
 }
 
@@ -126,16 +143,33 @@ pub(crate) fn note(frees: &mut Frees, work: &Work, quiet: bool) {
     let Some((mask, least)) = matters(work) else {
         return;
     };
-    let memo = &mut frees.memos[place(&work.like)];
-    // SAFETY: this CPU's memo; one that is being written is left to who does.
-    unsafe {
-        let serial = read_volatile(&raw const memo.serial);
-        let other = !same(&memo.key, &work.key);
-        if serial & 1 != 0 || other && serial != 0 && bpf_jiffies64() < memo.until + IDLE {
+    for way in 0..WAYS {
+        let memo = &mut frees.memos[place(&work.like, way)];
+        if is_free_for(memo, &work.key) {
+            write(memo, work, mask, least, quiet);
             return;
         }
+    }
+}
+
+/// Whether a memo may be of this key: it is, or holds for none of late. One that is being written is left to who does.
+#[inline(always)]
+fn is_free_for(memo: &Memo, key: &CountKey) -> bool {
+    // SAFETY: a valid reference.
+    let serial = unsafe { read_volatile(&raw const memo.serial) };
+    // SAFETY: no precondition.
+    let idle = serial == 0 || unsafe { bpf_jiffies64() } >= memo.until + IDLE;
+    serial & 1 == 0 && (idle || same(&memo.key, key))
+}
+
+/// Makes a memo be of what is in `work`.
+#[inline(always)]
+fn write(memo: &mut Memo, work: &Work, mask: [u64; MEMO_WORDS], least: u64, quiet: bool) {
+    // SAFETY: valid references, of this CPU's memo.
+    unsafe {
+        let serial = read_volatile(&raw const memo.serial);
         write_volatile(&raw mut memo.serial, serial + 1);
-        if other {
+        if !same(&memo.key, &work.key) {
             hand_over(memo);
         }
         kernel::copy(&mut memo.like, &work.like);

@@ -24,8 +24,8 @@ const DROPS: u64 = 10_000;
 const PORT: u16 = 9000;
 const CAUSE: &str = "netfilter-rule";
 
-/// Longer than a memo of the programs waits before it goes to another key: 2,500 jiffies, of which a second has 250 at least.
-const MEMO_WAITS: Duration = Duration::from_secs(11);
+/// Longer than a memo of the programs waits before it goes to another key: 25 jiffies, of which a second has 100 at least.
+const MEMO_WAITS: Duration = Duration::from_secs(1);
 
 /// Has a rule drop what comes to the port.
 fn rule(wire: &Wire) -> Result<()> {
@@ -93,17 +93,21 @@ fn every_drop(t: &Test) -> Result<Outcome> {
     )))
 }
 
-/// Storms in two namespaces whose packets are alike: they share a memo, which changes hands.
+/// Storms in three namespaces whose packets are alike: they share two memos, which change hands.
 fn in_turns(t: &Test) -> Result<Outcome> {
     const EACH: u64 = 3_000;
-    let hosts = [Wire::of(t, "one", V4, 0)?, Wire::of(t, "other", V4, 0)?];
+    let hosts = [
+        Wire::of(t, "one", V4, 0)?,
+        Wire::of(t, "other", V4, 0)?,
+        Wire::of(t, "third", V4, 0)?,
+    ];
     for host in &hosts {
         rule(host)?;
     }
     t.known();
-    let mut expected = [0; 2];
-    for (turn, host) in [0, 1, 1, 0, 1].into_iter().enumerate() {
-        if turn > 1 {
+    let mut expected = [0; 3];
+    for (turn, host) in [0, 1, 2, 2, 0, 1, 2, 0].into_iter().enumerate() {
+        if turn > 2 {
             thread::sleep(MEMO_WAITS);
         }
         let wire = &hosts[host];
@@ -113,13 +117,14 @@ fn in_turns(t: &Test) -> Result<Outcome> {
         }
         expected[host] += EACH;
     }
-    let [one, other] = expected;
-    t.expect(&[
-        Expected::dropped(&hosts[0].netns, CAUSE, one),
-        Expected::dropped(&hosts[1].netns, CAUSE, other),
-    ])?;
+    let each: Vec<Expected> = hosts
+        .iter()
+        .zip(expected)
+        .map(|(host, drops)| Expected::dropped(&host.netns, CAUSE, drops))
+        .collect();
+    t.expect(&each)?;
     Ok(Outcome::Passed(format!(
-        "{one} and {other} drops counted, {EACH} at a time in turns"
+        "{expected:?} drops counted, {EACH} at a time in turns"
     )))
 }
 

@@ -210,6 +210,8 @@ impl<'a> Run<'a> {
             .map(|duration| tokio::time::Instant::now() + duration);
         let mut command_over = None;
         let ended = loop {
+            let flushed = self.sink.flush();
+            self.accept(flushed)?;
             if let Some(ended) = self.ended {
                 break ended;
             }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{BufWriter, IsTerminal, Write, stdout},
+    io::{IsTerminal, Write, stdout},
     path::Path,
     process::ExitCode,
     time::Duration,
@@ -29,11 +29,10 @@ pub(super) fn run(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let filters = selection.words();
     find_netns(args, &mut selection)?;
     let paint = Paint::for_terminal(stdout().is_terminal());
-    let out = BufWriter::new(stdout());
     if args.json {
-        show(args, &selection, &filters, Json::new(out))
+        show(args, &selection, &filters, Json::new(stdout()))
     } else {
-        show(args, &selection, &filters, Text::new(out, paint))
+        show(args, &selection, &filters, Text::new(stdout(), paint))
     }
 }
 

@@ -67,6 +67,8 @@ pub enum When {
     WithoutReasons,
     /// Only where `skb:kfree_skb` has a reason, but not the receiving socket (5.17 - 6.10).
     WithoutSocket,
+    /// Only where a task can be preempted within a tracepoint: on 6.13 and later.
+    Preempted,
     /// Only where a netns in scope has IPVS services and `expire_nodest_conn=0`, or the user asked for it: it is on the path
     /// of every packet.
     IpvsWanted,
@@ -182,18 +184,28 @@ pub const HOOKS: &[Hook] = &[
         ..ROW
     },
     Hook {
+        name: "kfree_skb_preempted",
+        doc: "packets that are freed while both kfree_skb and kfree_skb_again are at work on the same CPU, by a task that runs meanwhile",
+        target: Target::Tracepoint("kfree_skb", &["kfree_skb_second", "kfree_skb_third"]),
+        when: When::Preempted,
+        needs: &["skb_head", "skb_data"],
+        serves: &[part(
+            "unknown",
+            "drops of a task that runs while the handling of another one is put off, on the same CPU",
+        )],
+        price: "twice for each packet dropped, for a look at whether another program has seen it",
+        ..ROW
+    },
+    Hook {
         name: "kfree_skb_again",
         doc: "packets that are freed while kfree_skb is at work on the same CPU: the kernel passes that program over then",
-        target: Target::Tracepoint(
-            "kfree_skb",
-            &["kfree_skb_second", "kfree_skb_third", "kfree_skb_fourth"],
-        ),
+        target: Target::Tracepoint("kfree_skb", &["kfree_skb_last"]),
         needs: &["skb_head", "skb_data"],
         serves: &[part(
             "unknown",
             "drops within the handling of another one, on the same CPU",
         )],
-        price: "three times for each packet dropped, for a look at whether another program has seen it",
+        price: "once for each packet dropped, for a look at whether another program has seen it",
         ..ROW
     },
     Hook {

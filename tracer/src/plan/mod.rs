@@ -397,6 +397,11 @@ impl Plan {
                 reason: "skb:kfree_skb gives a reason that says the same".to_owned(),
             });
         }
+        if hook.when == When::Preempted && self.kernel.version().is_some_and(|version| version < (6, 13)) {
+            return Some(Choice::NotNeeded {
+                reason: "a task is not preempted within a tracepoint of this kernel".to_owned(),
+            });
+        }
         if hook.when == When::WithoutSocket && !self.hides_socket() {
             return Some(Choice::NotNeeded {
                 reason: "what it tells is known without it".to_owned(),

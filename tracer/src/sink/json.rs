@@ -1,33 +1,32 @@
 //! One record per line, in the form that `docs/json.md` describes.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use super::{Origin, Sink};
 use crate::diagnose::Record;
 
-/// Writes JSON lines, each as soon as it comes.
+/// Writes JSON lines; those that come at once together.
 #[derive(Debug)]
-pub struct Json<W> {
-    out: W,
-    line: Vec<u8>,
+pub struct Json<W: Write> {
+    out: BufWriter<W>,
 }
 
 impl<W: Write> Json<W> {
     /// A sink that writes to `out`.
     pub fn new(out: W) -> Self {
         Self {
-            out,
-            line: Vec::new(),
+            out: BufWriter::new(out),
         }
     }
 }
 
 impl<W: Write + Send> Sink for Json<W> {
     fn record(&mut self, record: &Record, _: Option<Origin<'_>>) -> io::Result<()> {
-        self.line.clear();
-        serde_json::to_writer(&mut self.line, record)?;
-        self.line.push(b'\n');
-        self.out.write_all(&self.line)?;
+        serde_json::to_writer(&mut self.out, record)?;
+        self.out.write_all(b"\n")
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 

@@ -47,7 +47,12 @@ pub trait Sink: Send {
     /// A record that is not shown; names in it are of use all the same.
     fn hidden(&mut self, _record: &Record) {}
 
-    /// Called about once a second, for sinks that show the passing of time or gather writes.
+    /// No record follows at once: what was gathered goes out now.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Called about once a second, for sinks that show the passing of time.
     fn tick(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -175,6 +175,10 @@ impl<S: Sink> Sink for Written<S> {
         self.sink.hidden(record);
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.flush()
+    }
+
     fn tick(&mut self) -> io::Result<()> {
         self.sink.tick()
     }

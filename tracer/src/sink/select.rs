@@ -107,6 +107,10 @@ impl<S: Sink> Sink for Selected<S> {
         self.sink.hidden(record);
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.flush()
+    }
+
     fn tick(&mut self) -> io::Result<()> {
         self.sink.tick()
     }

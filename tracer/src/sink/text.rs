@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    io::{self, Write},
+    io::{self, BufWriter, Write},
 };
 
 use anstyle::{AnsiColor, Style};
@@ -77,8 +77,8 @@ struct Told {
 
 /// Writes text lines, each drop as soon as it comes.
 #[derive(Debug)]
-pub struct Text<W> {
-    out: W,
+pub struct Text<W: Write> {
+    out: BufWriter<W>,
     paint: Paint,
     /// What was last told of a cause in full.
     told: BTreeMap<String, Told>,
@@ -93,7 +93,7 @@ impl<W: Write> Text<W> {
     /// A sink that writes to `out`.
     pub fn new(out: W, paint: Paint) -> Self {
         Self {
-            out,
+            out: BufWriter::new(out),
             paint,
             told: BTreeMap::new(),
             netns_names: BTreeMap::new(),
@@ -236,7 +236,10 @@ impl<W: Write + Send> Sink for Text<W> {
             Record::Counts(_) => String::new(),
             Record::Summary(end) => summary::text(end, self.coverage.as_ref(), &self.netns_names),
         };
-        self.out.write_all(text.as_bytes())?;
+        self.out.write_all(text.as_bytes())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
@@ -261,6 +264,7 @@ mod tests {
             sink.record(record, None).unwrap();
         }
         sink.finish().unwrap();
+        drop(sink);
         String::from_utf8(out).unwrap()
     }
 
@@ -300,6 +304,8 @@ mod tests {
         end.reconcile.clear();
         end.syn_unanswered.clear();
         sink.record(&Record::Summary(end), None).unwrap();
+        sink.finish().unwrap();
+        std::mem::drop(sink);
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("hidden"), "{text}");
     }

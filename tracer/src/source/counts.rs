@@ -327,7 +327,9 @@ impl Ledger {
             .collect();
         let tally = |which: Tally| totals.tallies[which as usize];
         // What later programs of the tracepoint took over from the first is not lost.
-        passed_over.remove("kfree_skb_again");
+        for later in ["kfree_skb_preempted", "kfree_skb_again"] {
+            passed_over.remove(later);
+        }
         let frees = passed_over.remove("kfree_skb").unwrap_or(0);
         let frees_lost = frees.saturating_sub(tally(Tally::FreesTakenOver));
         if frees_lost > 0 {
