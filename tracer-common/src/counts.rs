@@ -101,9 +101,9 @@ impl Sampling {
         burst: 0,
     };
 
-    /// 250 events per second for each key and CPU, and 500 at once.
+    /// 100 events per second for each key and CPU, and 200 at once: more than anyone reads.
     pub const DEFAULT: Self = Self {
-        token_ns: 4_000_000,
-        burst: 500,
+        token_ns: 10_000_000,
+        burst: 200,
     };
 }

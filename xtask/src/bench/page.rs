@@ -21,7 +21,7 @@ namespaces, and droptrace is the static release build as `droptrace live --json 
 - *Plain* guests have two CPUs that run at once. There it is seen whether counts and lines hold in a race. Their seconds
   depend on the machine and on what else it does, so only CPU seconds of droptrace are given, as an order of magnitude.
 
-Under flood droptrace counts every drop and writes a line for a sample of them (500 at once, then 250 a second, for each
+Under flood droptrace counts every drop and writes a line for a sample of them (200 at once, then 100 a second, for each
 CPU and kind of drop).";
 
 /// What is missing here.
