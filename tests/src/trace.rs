@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use droptrace::diagnose::{Counts, Coverage, Drop as Labelled, Reconciled, Record, Summary};
+use droptrace::diagnose::{Counts, Coverage, Drop as Labelled, Name, Reconciled, Record, Summary};
 use jiff::Timestamp;
 use nix::{
     sys::signal::{Signal, kill},
@@ -47,6 +47,8 @@ pub struct SoFar {
     pub coverage: Vec<Coverage>,
     /// Every drop, in order.
     pub drops: Vec<Arc<Labelled>>,
+    /// Names that came later than drops, in order.
+    pub names: Vec<Name>,
     /// The last totals.
     pub counts: Option<Counts>,
     /// The end of the run.
@@ -220,6 +222,7 @@ impl Said {
             Ok(Record::Coverage(coverage)) => so_far.coverage.push(coverage),
             Ok(Record::Drop(drop)) => so_far.drops.push(Arc::from(drop)),
             Ok(Record::Counts(counts)) => so_far.counts = Some(counts),
+            Ok(Record::Name(name)) => so_far.names.push(name),
             Ok(Record::Summary(summary)) => so_far.summary = Some(summary),
             Err(error) => so_far.unreadable.push(format!("{error}: {line}")),
         });

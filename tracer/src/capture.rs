@@ -14,8 +14,17 @@ use crate::diagnose::{Facts, RawEvent, Record};
 pub const PEN: u32 = 32473;
 /// First bytes of every payload.
 pub const MAGIC: [u8; 8] = *b"droptrc\x1a";
-/// Version of the format. Keys that are only added do not raise it.
-pub const VERSION: u16 = 1;
+/// Version of the format that this program reads, and writes where an earlier one does not do. Keys that are only added do
+/// not raise it.
+pub const VERSION: u16 = 2;
+
+/// The version that brought a record: readers of an earlier one do not know it.
+const fn version_of(record: &Record) -> u16 {
+    match record {
+        Record::Name(_) => 2,
+        Record::Coverage(_) | Record::Drop(_) | Record::Counts(_) | Record::Summary(_) => 1,
+    }
+}
 /// Bytes before the JSON: magic, version, zero, length.
 const PREFIX: usize = MAGIC.len() + 2 + 2 + 4;
 
@@ -62,7 +71,7 @@ struct OnlyOrigin {
 pub fn encode(record: &Record, origin: Option<(&RawEvent, &Facts)>) -> serde_json::Result<Vec<u8>> {
     let mut payload = Vec::with_capacity(2048);
     payload.extend_from_slice(&MAGIC);
-    payload.extend_from_slice(&VERSION.to_le_bytes());
+    payload.extend_from_slice(&version_of(record).to_le_bytes());
     payload.extend_from_slice(&[0; 2 + 4]);
     match origin {
         Some((event, facts)) => serde_json::to_writer(
@@ -80,6 +89,13 @@ pub fn encode(record: &Record, origin: Option<(&RawEvent, &Facts)>) -> serde_jso
     let length = (payload.len() - PREFIX) as u32;
     payload[PREFIX - 4..PREFIX].copy_from_slice(&length.to_le_bytes());
     Ok(payload)
+}
+
+/// Whether a payload tells a name; quicker than to read it.
+pub fn holds_name(payload: &[u8]) -> bool {
+    payload
+        .get(PREFIX..)
+        .is_some_and(|json| json.starts_with(br#"{"type":"name""#))
 }
 
 /// Reads a payload back.
@@ -144,10 +160,24 @@ mod tests {
     }
 
     #[test]
+    fn only_a_name_needs_the_later_version() {
+        let records = samples::records()
+            .into_iter()
+            .chain([Record::Name(samples::name())]);
+        for record in records {
+            let payload = encode(&record, None).unwrap();
+            let is_name = matches!(record, Record::Name(_));
+            assert_eq!(payload[MAGIC.len()], if is_name { 2 } else { 1 }, "{record:?}");
+            assert_eq!(holds_name(&payload), is_name);
+            assert_eq!(decode(&payload).unwrap().record, record);
+        }
+    }
+
+    #[test]
     fn a_later_version_is_recognised() {
         let mut payload = encode(&samples::records()[0], None).unwrap();
-        payload[MAGIC.len()] = 2;
-        assert_eq!(decode(&payload), Err(PayloadError::Later(2)));
+        payload[MAGIC.len()] = 3;
+        assert_eq!(decode(&payload), Err(PayloadError::Later(3)));
     }
 
     #[test]

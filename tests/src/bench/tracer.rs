@@ -142,7 +142,7 @@ impl Tracer {
             Record::Coverage(_) => self.attached = true,
             Record::Drop(drop) => self.take_drop(*drop),
             Record::Counts(counts) => self.counts = Some(counts),
-            Record::Summary(_) => {}
+            Record::Name(_) | Record::Summary(_) => {}
         }
     }
 

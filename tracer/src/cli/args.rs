@@ -8,6 +8,8 @@ use std::{
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
+use crate::diagnose::PodPattern;
+
 use super::{
     options::{self, PodArgs, ScopeArgs},
     problem,
@@ -162,6 +164,12 @@ pub(super) struct ShowArgs {
     pub(super) benign: bool,
     #[command(flatten)]
     pub(super) scope: ScopeArgs,
+    /// Drops in the network namespace of this pod, or from or to it; with * all whose names begin so; repeatable
+    #[arg(long, value_name = "NAMESPACE/NAME[*]", help_heading = "Scope")]
+    pub(super) pod: Vec<PodPattern>,
+    /// The same of a container, by the name that the capture shows; repeatable
+    #[arg(long, value_name = "NAME", help_heading = "Scope")]
+    pub(super) container: Vec<String>,
 }
 
 /// `droptrace doctor`.

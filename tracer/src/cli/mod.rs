@@ -4,6 +4,7 @@ mod args;
 mod capture;
 mod doctor;
 mod explain;
+mod late;
 mod live;
 pub mod options;
 pub mod problem;

@@ -249,6 +249,7 @@ impl ScopeArgs {
             port: self.port,
             protocol: self.protocol.and_then(protocol_name),
             netns,
+            ..Selection::default()
         })
     }
 }

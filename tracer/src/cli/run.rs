@@ -23,6 +23,7 @@ use tokio::{
 };
 
 use super::{
+    late::LateNames,
     options::{self, Opened, Output, RunOptions, ScopeArgs},
     problem::Problem,
 };
@@ -104,6 +105,8 @@ struct Run<'a> {
     lost_syns: LostSyns,
     /// Finds drops that only counters tell.
     prover: Prover,
+    /// What drops were told without a name.
+    late: LateNames,
     /// The namespaces in scope, as last told.
     scoped: Option<BTreeSet<u32>>,
     /// What context could not do, as last told.
@@ -172,6 +175,7 @@ impl<'a> Run<'a> {
             pending: FuturesOrdered::new(),
             lost_syns: LostSyns::default(),
             prover: Prover::default(),
+            late: LateNames::default(),
             scoped: None,
             problems: BTreeMap::new(),
             symbols: None,
@@ -247,6 +251,7 @@ impl<'a> Run<'a> {
                 _ = counts.tick(), if self.symbols.is_none() => self.tell_counts()?,
                 _ = tick.tick(), if self.symbols.is_none() => {
                     self.tell_problems()?;
+                    self.tell_names()?;
                     self.take_proven()?;
                     if full_screen {
                         self.tell_counts()?;
@@ -436,6 +441,9 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
         }
+        if self.context.asks_for_names() {
+            self.late.note(&drop);
+        }
         self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }))
     }
 
@@ -479,6 +487,14 @@ impl<'a> Run<'a> {
         self.tell_coverage()
     }
 
+    /// Tells the names that came later than drops.
+    fn tell_names(&mut self) -> Result<()> {
+        for name in self.late.news(&self.context) {
+            self.tell(&Record::Name(name), None)?;
+        }
+        Ok(())
+    }
+
     /// Compares the drops that were seen with the kernel's counters.
     async fn reconcile(&mut self) -> Result<Vec<Reconciled>> {
         if !counts_all(&self.options.scope) {
@@ -503,7 +519,7 @@ impl<'a> Run<'a> {
 
     fn counts(&mut self) -> Result<diagnose::Counts> {
         let totals = self.reader.read()?;
-        let now = jiff::Timestamp::now().to_string();
+        let now = context::wall_time();
         let mut counts = self.ledger.counts(&totals, self.loaded.passed_over(), now);
         counts.lost_events += self.ring.malformed();
         Ok(counts)
@@ -568,6 +584,7 @@ impl<'a> Run<'a> {
             self.deliver(&labelled)?;
         }
         self.tell_problems()?;
+        self.tell_names()?;
         let reconcile = self.reconcile().await?;
         let counts = self.counts()?;
         self.tell(&Record::Counts(counts.clone()), None)?;

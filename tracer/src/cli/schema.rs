@@ -32,7 +32,10 @@ mod tests {
         let schema = serde_json::from_str(&text().unwrap()).unwrap();
         let validator = jsonschema::validator_for(&schema).unwrap();
         let (diagnosed, ..) = samples::diagnosed();
-        for record in samples::records().into_iter().chain([diagnosed]) {
+        for record in samples::records()
+            .into_iter()
+            .chain([diagnosed, Record::Name(samples::name())])
+        {
             let line = serde_json::to_value(&record).unwrap();
             let errors: Vec<_> = validator
                 .iter_errors(&line)

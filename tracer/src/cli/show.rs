@@ -1,7 +1,7 @@
 //! `droptrace show`: the records of a capture file.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io::{IsTerminal, Write, stdout},
     path::Path,
     process::ExitCode,
@@ -16,8 +16,8 @@ use super::{
     problem::{self, Problem},
 };
 use crate::{
-    diagnose::Record,
-    sink::{Json, Paint, Selection, Sink, Text, learn_netns, words},
+    diagnose::{Name, Record},
+    sink::{Json, Learned, Paint, Selection, Sink, Text, words},
     source::file::{self, FileError},
 };
 
@@ -25,7 +25,11 @@ use crate::{
 const WRITING: &str = "cannot write what was read";
 
 pub(super) fn run(args: &ShowArgs) -> anyhow::Result<ExitCode> {
-    let mut selection = args.scope.selection(args.benign)?;
+    let mut selection = Selection {
+        pods: args.pod.clone(),
+        containers: args.container.clone(),
+        ..args.scope.selection(args.benign)?
+    };
     let filters = selection.words();
     find_netns(args, &mut selection)?;
     let paint = Paint::for_terminal(stdout().is_terminal());
@@ -58,6 +62,7 @@ fn show(
         duration: args.scope.duration,
         first_ktime_ns: None,
     };
+    let names = late_names(path);
     let records = match file::open(path) {
         Ok(records) => records,
         Err(error) => return Ok(refuse(path, &error, &shown)),
@@ -76,10 +81,14 @@ fn show(
             head(filters, args.scope.duration)?;
         }
         bears.learn(&record);
-        if pass(&record, &mut wish, &mut shown) {
-            sink.record(&record, None).context(WRITING)?;
+        let named = with_names(&record, &names);
+        let named = named.as_ref().unwrap_or(&record);
+        // A line of JSON stays as it was told.
+        let told = if args.json { &record } else { named };
+        if pass(named, &mut wish, &mut shown) {
+            sink.record(told, None).context(WRITING)?;
         } else {
-            sink.hidden(&record);
+            sink.hidden(told);
         }
     }
     sink.finish().context(WRITING)?;
@@ -106,6 +115,30 @@ fn show(
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The names that the file tells later than drops. Standard input cannot be read twice: there they stand where they were told.
+fn late_names(path: &Path) -> Vec<Name> {
+    if path == Path::new("-") {
+        return Vec::new();
+    }
+    // What is wrong with the file is told when it is shown.
+    file::names(path).unwrap_or_default()
+}
+
+/// A drop with the names that came later; `None` where there are none.
+fn with_names(record: &Record, names: &[Name]) -> Option<Record> {
+    let Record::Drop(drop) = record else {
+        return None;
+    };
+    if names.is_empty() {
+        return None;
+    }
+    let mut drop = drop.clone();
+    for name in names {
+        name.join(&mut drop);
+    }
+    Some(Record::Drop(drop))
 }
 
 /// Names the filters, before anything is shown.
@@ -147,24 +180,25 @@ fn pass(record: &Record, wish: &mut Wish<'_>, shown: &mut Shown) -> bool {
             shown.summary = true;
             true
         }
-        Record::Coverage(_) | Record::Counts(_) => true,
+        Record::Coverage(_) | Record::Name(_) | Record::Counts(_) => true,
     }
 }
 
 /// The namespaces that records bear.
 #[derive(Debug, Default)]
 struct Bears {
-    names: BTreeMap<u32, String>,
+    names: Learned,
     inodes: BTreeSet<u32>,
 }
 
 impl Bears {
     fn learn(&mut self, record: &Record) {
-        learn_netns(&mut self.names, record);
-        self.inodes.extend(self.names.keys());
+        self.names.learn(record);
+        self.inodes.extend(self.names.of_netns().keys());
         match record {
             Record::Coverage(coverage) => self.inodes.extend(&coverage.scope.netns),
             Record::Drop(drop) => self.inodes.extend(drop.netns),
+            Record::Name(name) => self.inodes.extend([name.netns]),
             Record::Counts(counts) => self.inodes.extend(counts.causes.iter().map(|total| total.netns)),
             Record::Summary(summary) => {
                 self.inodes
@@ -181,7 +215,7 @@ impl Bears {
     /// Inodes of what the user named.
     fn inodes_of<'a>(&'a self, asked: &'a str) -> impl Iterator<Item = u32> + 'a {
         self.inodes.iter().copied().filter(move |inode| {
-            inode.to_string() == asked || self.names.get(inode).is_some_and(|name| name == asked)
+            inode.to_string() == asked || self.names.of_netns().get(inode).is_some_and(|name| name == asked)
         })
     }
 
@@ -193,7 +227,9 @@ impl Bears {
         let known: Vec<_> = self
             .inodes
             .iter()
-            .filter_map(|inode| words::netns(Some(*inode), self.names.get(inode).map(String::as_str)))
+            .filter_map(|inode| {
+                words::netns(Some(*inode), self.names.of_netns().get(inode).map(String::as_str))
+            })
             .collect();
         Err(Problem::usage(
             format!("{} has no record of netns {wrong}", name(&args.file)),

@@ -11,6 +11,11 @@ pub(super) fn wall_time_ns(ktime_ns: u64) -> i128 {
     i128::from(ktime_ns) + offset_ns()
 }
 
+/// Wall clock time now, RFC 3339, UTC.
+pub fn wall_time() -> String {
+    jiff::Timestamp::now().to_string()
+}
+
 /// The kernel's monotonic clock, in nanoseconds; 0 should it fail.
 pub fn monotonic_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| {

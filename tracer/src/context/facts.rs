@@ -9,6 +9,7 @@ use super::{
     cgroups::Cgroup,
     clock,
     questions::{Answer, Asked, Question, Reply},
+    runtime::Named,
     sockets,
     state::Shared,
     sysctls,
@@ -62,6 +63,7 @@ pub(super) fn gather(
     };
     async move {
         gathering.run(&event, &needs).await;
+        gathering.take_names(&event);
         gathering.facts
     }
 }
@@ -104,6 +106,37 @@ impl Gathering {
         }
         if needs.contains(&Need::Progress) {
             self.look_at_owner(event).await;
+        }
+    }
+
+    /// Takes the names of pods and containers: last, since a new one may have become known meanwhile.
+    fn take_names(&mut self, event: &RawEvent) {
+        let names = self.shared.names();
+        if names.is_empty() {
+            return;
+        }
+        let netns = event.header.netns;
+        let packet = event.parse();
+        let state = self.shared.state();
+        let here = names.of_netns(netns);
+        // Elsewhere than on the host and among pods, the same addresses may be others'.
+        let among_pods = here.is_some() || state.initial_netns() == Some(netns);
+        let known = state.namespaces.get(&netns);
+        let name = |address: Option<std::net::IpAddr>| {
+            let address = address?;
+            let own = known.is_some_and(|known| known.addresses.holder(address).is_some());
+            let named = match (own, among_pods) {
+                (true, _) => here,
+                (false, true) => names.of_address(address),
+                (false, false) => None,
+            };
+            named.and_then(Named::one).cloned()
+        };
+        self.facts.src_name = name(packet.src);
+        self.facts.dst_name = name(packet.dst);
+        if let Some(here) = here {
+            self.facts.pod.clone_from(&here.pod);
+            self.facts.container.clone_from(&here.container);
         }
     }
 

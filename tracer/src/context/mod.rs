@@ -53,11 +53,12 @@ use std::{
     time::Duration,
 };
 
-pub use clock::monotonic_ns;
+pub use clock::{monotonic_ns, wall_time};
 pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
 pub use nic::Missed;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+pub(crate) use runtime::Names;
 pub use runtime::{Labels, PodRequest};
 use runtime::{PodError, Resolver};
 pub use sets::{NoSets, Sets};
@@ -88,14 +89,11 @@ pub struct ScopeRequest {
 pub struct Pods(Option<Resolver>);
 
 impl Pods {
-    /// Looks for those that the user named; where none is named, nobody is asked.
+    /// Looks for those that the user named. Where none is named, nobody waits: their names come when they come.
     ///
     /// # Errors
     /// They cannot be found; told within two seconds, and the text names the next step.
     pub fn find(request: &PodRequest) -> Result<Self, ContextError> {
-        if request.is_empty() {
-            return Ok(Self::default());
-        }
         Resolver::start(request).map(Self).map_err(|error| match error {
             PodError::Refused(_) => ContextError::Runtime(error.to_string()),
             PodError::Unmet(..) => ContextError::Pod(error.to_string()),
@@ -176,6 +174,8 @@ pub struct Context {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<state::Shared>,
+    /// A container runtime is asked for names.
+    names: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -207,6 +207,7 @@ impl Context {
             .map_err(|errno| ContextError::Start(errno.into()))?;
         let (ask, asked) = mpsc::channel();
         let shared = Arc::new(state::Shared::new(ask, wake));
+        let names = pods.is_some();
         let (ready, is_ready) = mpsc::channel();
         let visitor = spawn("netns", {
             let shared = shared.clone();
@@ -237,6 +238,7 @@ impl Context {
         Ok(Self {
             inner: Arc::new(Inner {
                 shared,
+                names,
                 threads: vec![visitor, finder],
             }),
         })
@@ -272,6 +274,21 @@ impl Context {
     /// Name of a netns, where it has one.
     pub fn netns_name(&self, netns: u32) -> Option<String> {
         self.inner.shared.state().namespaces.get(&netns)?.name.clone()
+    }
+
+    /// Whether a container runtime is asked for names.
+    pub fn asks_for_names(&self) -> bool {
+        self.inner.names
+    }
+
+    /// Whether this netns is known now.
+    pub fn knows_netns(&self, netns: u32) -> bool {
+        self.inner.shared.knows(netns)
+    }
+
+    /// Names of pods and containers, as known now; empty where no container runtime is there.
+    pub(crate) fn names(&self) -> Arc<Names> {
+        self.inner.shared.names()
     }
 
     /// Finds out what these needs ask about an event, within [`PATIENCE`]; what could not be had is named in

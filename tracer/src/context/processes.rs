@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     questions::{Answer, Question, Reply},
+    runtime::Names,
     state::Shared,
 };
 use crate::diagnose::Owner;
@@ -129,6 +130,7 @@ fn owner(pid: u32) -> Option<Owner> {
     Some(Owner {
         pid,
         comm: comm.trim_end_matches('\n').to_owned(),
+        ..Owner::default()
     })
 }
 
@@ -151,7 +153,7 @@ pub(super) fn find_owners(shared: &Shared, questions: &mpsc::Receiver<Question>)
                 wanted.entry(netns).or_default().insert(inode);
                 searched.push((question, inode));
             } else {
-                shared.answer(question, reply(inode, remembered));
+                shared.answer(question, reply(shared, inode, remembered));
             }
         }
         let started = Instant::now();
@@ -162,17 +164,30 @@ pub(super) fn find_owners(shared: &Shared, questions: &mpsc::Receiver<Question>)
         let took = started.elapsed();
         for (question, inode) in searched {
             let remembered = processes.remembered(inode);
-            shared.answer(question, reply(inode, remembered));
+            shared.answer(question, reply(shared, inode, remembered));
         }
         std::thread::sleep((took * 3).min(LONGEST_REST));
     }
 }
 
-fn reply(inode: u64, remembered: Remembered) -> Reply {
+fn reply(shared: &Shared, inode: u64, remembered: Remembered) -> Reply {
     match remembered {
-        Remembered::Held(owner) => Ok(Answer::Owner(owner)),
+        Remembered::Held(owner) => Ok(Answer::Owner(named(&shared.names(), owner))),
         _ => Err(format!("no process holds socket {inode} (any more)")),
     }
+}
+
+/// The owner with its pod and container, by its cgroup.
+fn named(names: &Names, mut owner: Owner) -> Owner {
+    if names.is_empty() {
+        return owner;
+    }
+    let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", owner.pid)).unwrap_or_default();
+    if let Some(named) = names.of_cgroup(&cgroup) {
+        owner.pod.clone_from(&named.pod);
+        owner.container.clone_from(&named.container);
+    }
+    owner
 }
 
 #[cfg(test)]

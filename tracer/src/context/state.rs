@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -20,6 +20,7 @@ use super::{
     netns::Discovery,
     nic::Missed,
     questions::{Asked, Question, Questions, Reply},
+    runtime::Names,
     suspects::CounterMoves,
     witness::Witness,
 };
@@ -84,6 +85,7 @@ impl State {
 pub(super) struct Shared {
     state: Mutex<State>,
     discovery: Mutex<Discovery>,
+    names: Mutex<Arc<Names>>,
     wake: EventFd,
     stop: AtomicBool,
     sockets: mpsc::Sender<Question>,
@@ -99,6 +101,7 @@ impl Shared {
         Self {
             state: Mutex::default(),
             discovery: Mutex::default(),
+            names: Mutex::default(),
             wake,
             stop: AtomicBool::new(false),
             sockets,
@@ -113,6 +116,27 @@ impl Shared {
 
     pub(super) fn discovery(&self) -> MutexGuard<'_, Discovery> {
         self.discovery.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names of pods and containers, as last told.
+    pub(super) fn names(&self) -> Arc<Names> {
+        self.held_names().clone()
+    }
+
+    pub(super) fn set_names(&self, names: Names) {
+        *self.held_names() = Arc::new(names);
+    }
+
+    /// Forgets the names of a netns that vanished.
+    pub(super) fn forget_name(&self, netns: u32) {
+        let mut held = self.held_names();
+        if held.of_netns(netns).is_some() {
+            Arc::make_mut(&mut held).forget(netns);
+        }
+    }
+
+    fn held_names(&self) -> MutexGuard<'_, Arc<Names>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn wake(&self) -> &EventFd {

@@ -379,6 +379,45 @@ fn a_pod_that_restarts_is_followed() {
 }
 
 #[test]
+fn netns_and_addresses_bear_the_names_of_pods() {
+    let (Some(web), Some(other)) = (Lab::new(), Lab::new()) else {
+        return;
+    };
+    web.ip("addr add 192.0.2.80/32 dev lo");
+    let path = |lab: &Lab| format!("/proc/{}/ns/net", lab.process.id());
+    let server = fake::cri(fake::Behaviour::Pods(|| fake::Pods::at(&[])));
+    server.set(fake::Pods::at(&[("1", "default", "web", path(&web))]).with_address("192.0.2.80"));
+    let request = PodRequest {
+        socket: Some(server.path().to_owned()),
+        ..PodRequest::default()
+    };
+    // Nothing is named: nobody waits for names.
+    let pods = Pods::find(&request).unwrap();
+    let context = Context::start(&ScopeRequest::default(), pods, Box::new(Held::default())).unwrap();
+    assert_eq!(context.scoped_netns(), None);
+    soon("the name of the pod", || !context.names().is_empty());
+    let name = Some("default/web".to_owned());
+    let found = |netns| {
+        let event = packet(netns, 17, address("192.0.2.80:1000"), address("192.0.2.81:2000"));
+        let found = facts(&context, &event, &[]);
+        (found.pod, found.src_name, found.dst_name)
+    };
+    assert_eq!(found(web.inode), (name.clone(), name.clone(), None), "inside");
+    match super::resolve_pid(1) {
+        Ok(host) => assert_eq!(found(host.inode), (None, name, None), "on the host"),
+        Err(error) => eprintln!("skipped in part: {error}"),
+    }
+    assert_eq!(
+        found(other.inode),
+        (None, None, None),
+        "its addresses may be others'"
+    );
+    server.set(fake::Pods::at(&[]));
+    soon("no name any more", || context.names().is_empty());
+    assert_eq!(found(web.inode), (None, None, None));
+}
+
+#[test]
 fn sets_follow_addresses_devices_and_scope() {
     let Some(lab) = Lab::new() else { return };
     let request = ScopeRequest {

@@ -300,6 +300,7 @@ impl Worker {
         for netns in gone {
             self.leave(netns);
             self.scope.forget(netns);
+            self.shared.forget_name(netns);
             self.tell_scope();
         }
         let mut left_out = 0;

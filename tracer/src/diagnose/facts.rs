@@ -31,6 +31,18 @@ pub struct Facts {
     pub netns: u32,
     /// Name of the netns.
     pub netns_name: Option<String>,
+    /// Pod that has the netns, as `NAMESPACE/NAME`.
+    #[serde(default)]
+    pub pod: Option<String>,
+    /// Container that has the netns.
+    #[serde(default)]
+    pub container: Option<String>,
+    /// Pod of this host, else container, that has the source address.
+    #[serde(default)]
+    pub src_name: Option<String>,
+    /// The same of the destination address.
+    #[serde(default)]
+    pub dst_name: Option<String>,
     /// Names of devices in the netns, by index, as far as the event names them.
     pub devices: BTreeMap<u32, String>,
     /// Who holds the source address in this netns; outer `None`: not asked or not known, inner: nobody.
@@ -117,12 +129,18 @@ pub struct Listener {
 }
 
 /// A process that owns a socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Owner {
     /// Process id, as the initial pid namespace numbers it.
     pub pid: u32,
     /// Name of the process (`/proc/PID/comm`).
     pub comm: String,
+    /// Pod that it runs in, by its cgroup; absent when none is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Container that it runs in, by its cgroup; absent when none is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
 }
 
 /// BPF programs of a socket's cgroup and of those above it, each as `NAME (id NUMBER)`.

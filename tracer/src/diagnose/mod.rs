@@ -32,7 +32,7 @@ pub use reconcile::{
     reconcile,
 };
 pub use record::{
-    CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Record, Remedy,
+    CauseCount, Counts, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Name, Record, Remedy,
     ScopeText, Summary, SynUnanswered, Verdict,
 };
 pub use topics::{Topic, topic_by_slug, topics};

@@ -17,6 +17,8 @@ pub enum Record {
     Coverage(Coverage),
     /// One labelled drop.
     Drop(Box<Drop>),
+    /// The name of a netns, told later than a drop there.
+    Name(Name),
     /// Exact totals so far.
     Counts(Counts),
     /// The end of a run.
@@ -94,6 +96,12 @@ pub struct Drop {
     pub netns: Option<u32>,
     /// Name of the network namespace, where it has one.
     pub netns_name: Option<String>,
+    /// Pod that has the network namespace, as `NAMESPACE/NAME`; absent when none is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Container that has the network namespace, alone or with its pod's; absent when none or several are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     /// Interface that the packet came by or was to leave by.
     pub interface: Option<String>,
     /// Which way the packet went.
@@ -102,6 +110,12 @@ pub struct Drop {
     pub src: Option<IpAddr>,
     /// Destination address.
     pub dst: Option<IpAddr>,
+    /// Pod of this host, else container, that has the source address; absent when none is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub src_name: Option<String>,
+    /// The same of the destination address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dst_name: Option<String>,
     /// Source port.
     pub sport: Option<u16>,
     /// Destination port.
@@ -127,6 +141,43 @@ pub struct Drop {
     /// Values that could not be had, each with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<String, String>,
+}
+
+/// Who has a netns, where that came to be known only after drops there had been told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Name {
+    /// Wall clock time, RFC 3339, UTC.
+    pub time: String,
+    /// Drops from this moment on are meant, on the kernel's monotonic clock, in nanoseconds.
+    pub since_ktime_ns: u64,
+    /// Inode number of the network namespace.
+    pub netns: u32,
+    /// Pod, as `NAMESPACE/NAME`.
+    pub pod: Option<String>,
+    /// Container.
+    pub container: Option<String>,
+    /// Addresses, as the container runtime tells them.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Name {
+    /// Gives the name to a drop that was told before it was known.
+    pub fn join(&self, drop: &mut Drop) {
+        if drop.ktime_ns < self.since_ktime_ns {
+            return;
+        }
+        if drop.netns == Some(self.netns) && drop.pod.is_none() && drop.container.is_none() {
+            drop.pod.clone_from(&self.pod);
+            drop.container.clone_from(&self.container);
+        }
+        let one = self.pod.as_ref().or(self.container.as_ref());
+        let ends = [(drop.src, &mut drop.src_name), (drop.dst, &mut drop.dst_name)];
+        for (address, name) in ends {
+            if name.is_none() && address.is_some_and(|address| self.addresses.contains(&address)) {
+                *name = one.cloned();
+            }
+        }
+    }
 }
 
 /// One thing that the operator can do.
@@ -288,4 +339,28 @@ pub struct SynUnanswered {
     pub dport: Option<u16>,
     /// SYNs sent again.
     pub retransmissions: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::samples;
+
+    #[test]
+    fn a_late_name_is_given_to_the_drops_that_it_means() {
+        let joined = |change: fn(&mut Drop)| {
+            let mut drop = samples::accept_queue();
+            change(&mut drop);
+            samples::name().join(&mut drop);
+            [drop.pod, drop.container, drop.src_name, drop.dst_name].map(Option::unwrap_or_default)
+        };
+        assert_eq!(joined(|_| {}), ["default/web", "nginx", "", "default/web"]);
+        assert_eq!(joined(|drop| drop.netns = Some(7)), ["", "", "", "default/web"]);
+        assert_eq!(joined(|drop| drop.ktime_ns = 1), ["", "", "", ""]);
+        assert_eq!(
+            joined(|drop| drop.pod = Some("default/db".into())),
+            ["default/db", "", "", "default/web"],
+            "what is known stays"
+        );
+    }
 }

@@ -66,34 +66,70 @@ pub fn is_dumb_terminal() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
-/// Takes the names of network namespaces from whatever record tells one.
-pub(crate) fn learn_netns(names: &mut BTreeMap<u32, String>, record: &Record) {
-    let mut learn = |inode: u32, name: &Option<String>| {
-        if let Some(name) = name
-            && names.get(&inode) != Some(name)
-        {
-            names.insert(inode, name.clone());
-        }
-    };
-    match record {
-        Record::Coverage(coverage) => {
-            for (inode, name) in coverage.scope.netns.iter().zip(&coverage.scope.netns_names) {
-                learn(*inode, name);
+/// Names of network namespaces, taken from whatever record tells one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Learned {
+    /// Their own names.
+    netns: BTreeMap<u32, String>,
+    /// Pods and containers that have them.
+    holders: BTreeMap<u32, String>,
+}
+
+impl Learned {
+    /// Takes what a record tells.
+    pub(crate) fn learn(&mut self, record: &Record) {
+        let mut learn = |inode: u32, name: &Option<String>| keep(&mut self.netns, inode, name.as_ref());
+        match record {
+            Record::Coverage(coverage) => {
+                for (inode, name) in coverage.scope.netns.iter().zip(&coverage.scope.netns_names) {
+                    learn(*inode, name);
+                }
+            }
+            Record::Drop(drop) => {
+                if let Some(inode) = drop.netns {
+                    learn(inode, &drop.netns_name);
+                    keep(
+                        &mut self.holders,
+                        inode,
+                        drop.pod.as_ref().or(drop.container.as_ref()),
+                    );
+                }
+            }
+            Record::Name(name) => {
+                keep(
+                    &mut self.holders,
+                    name.netns,
+                    name.pod.as_ref().or(name.container.as_ref()),
+                );
+            }
+            Record::Counts(_) => {}
+            Record::Summary(summary) => {
+                for row in &summary.reconcile {
+                    learn(row.netns, &row.netns_name);
+                }
+                for open in &summary.syn_unanswered {
+                    learn(open.netns, &open.netns_name);
+                }
             }
         }
-        Record::Drop(drop) => {
-            if let Some(inode) = drop.netns {
-                learn(inode, &drop.netns_name);
-            }
-        }
-        Record::Counts(_) => {}
-        Record::Summary(summary) => {
-            for row in &summary.reconcile {
-                learn(row.netns, &row.netns_name);
-            }
-            for open in &summary.syn_unanswered {
-                learn(open.netns, &open.netns_name);
-            }
-        }
+    }
+
+    /// Who has a netns, else its own name.
+    pub(crate) fn name(&self, netns: u32) -> Option<&str> {
+        let name = self.holders.get(&netns).or_else(|| self.netns.get(&netns));
+        name.map(String::as_str)
+    }
+
+    /// The own names of network namespaces.
+    pub(crate) const fn of_netns(&self) -> &BTreeMap<u32, String> {
+        &self.netns
+    }
+}
+
+fn keep(names: &mut BTreeMap<u32, String>, inode: u32, name: Option<&String>) {
+    if let Some(name) = name
+        && names.get(&inode) != Some(name)
+    {
+        names.insert(inode, name.clone());
     }
 }

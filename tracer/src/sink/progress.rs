@@ -1,12 +1,11 @@
 //! What the user sees while a capture file is written.
 
 use std::{
-    collections::BTreeMap,
     io::{self, Write},
     time::Instant,
 };
 
-use super::{Origin, Pcapng, Sink, learn_netns, pcapng::Storage, summary, words};
+use super::{Learned, Origin, Pcapng, Sink, pcapng::Storage, summary, words};
 use crate::diagnose::{Coverage, Record};
 
 /// A capture file, with a line of progress on a terminal and the summary at the end.
@@ -19,7 +18,7 @@ pub struct Captured<S> {
     /// Where the summary goes.
     summary: Box<dyn Write + Send>,
     coverage: Option<Coverage>,
-    netns_names: BTreeMap<u32, String>,
+    names: Learned,
 }
 
 impl<S: Storage> Captured<S> {
@@ -32,7 +31,7 @@ impl<S: Storage> Captured<S> {
             terminal,
             summary,
             coverage: None,
-            netns_names: BTreeMap::new(),
+            names: Learned::default(),
         }
     }
 
@@ -61,7 +60,7 @@ impl<S: Storage> Captured<S> {
 
 impl<S: Storage> Sink for Captured<S> {
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
-        learn_netns(&mut self.netns_names, record);
+        self.names.learn(record);
         if let Record::Coverage(coverage) = record {
             if self.coverage.is_none() {
                 let _ = writeln!(
@@ -79,7 +78,7 @@ impl<S: Storage> Sink for Captured<S> {
             .map_err(|error| self.told(error))?;
         if let Record::Summary(end) = record {
             self.clear();
-            let text = summary::text(end, self.coverage.as_ref(), &self.netns_names);
+            let text = summary::text(end, self.coverage.as_ref(), &self.names);
             self.summary.write_all(text.trim_start().as_bytes())?;
             writeln!(
                 self.summary,
@@ -94,7 +93,7 @@ impl<S: Storage> Sink for Captured<S> {
     }
 
     fn hidden(&mut self, record: &Record) {
-        learn_netns(&mut self.netns_names, record);
+        self.names.learn(record);
     }
 
     fn tick(&mut self) -> io::Result<()> {
@@ -166,7 +165,7 @@ impl<S: Sink> Sink for Written<S> {
                     end.seconds
                 );
             }
-            Record::Coverage(_) | Record::Counts(_) => {}
+            Record::Coverage(_) | Record::Name(_) | Record::Counts(_) => {}
         }
         Ok(())
     }

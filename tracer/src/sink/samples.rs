@@ -6,8 +6,8 @@ use droptrace_common::{EventHeader, FieldId, Site, bits};
 use serde_json::json;
 
 use crate::diagnose::{
-    CauseCount, Counts, Coverage, Direction, Drop, Evidence, Facts, FoundBy, Gap, HookState, Owner, RawEvent,
-    Reconciled, Record, Remedy, ScopeText, Split, Summary, SynUnanswered, Verdict, diagnose,
+    CauseCount, Counts, Coverage, Direction, Drop, Evidence, Facts, FoundBy, Gap, HookState, Name, Owner,
+    RawEvent, Reconciled, Record, Remedy, ScopeText, Split, Summary, SynUnanswered, Verdict, diagnose,
 };
 
 fn evidence(value: &serde_json::Value) -> Evidence {
@@ -26,10 +26,14 @@ pub(crate) fn accept_queue() -> Drop {
         packets: 1,
         netns: Some(4_026_532_000),
         netns_name: Some("web".into()),
+        pod: None,
+        container: None,
         interface: Some("eth0".into()),
         direction: Some(Direction::In),
         src: Some("10.0.0.1".parse().unwrap()),
         dst: Some("10.0.0.2".parse().unwrap()),
+        src_name: None,
+        dst_name: None,
         sport: Some(40000),
         dport: Some(80),
         protocol: Some("tcp".into()),
@@ -38,6 +42,7 @@ pub(crate) fn accept_queue() -> Drop {
         owner: Some(Owner {
             pid: 1234,
             comm: "nginx".into(),
+            ..Owner::default()
         }),
         counter: Some("TcpExtListenOverflows".into()),
         evidence: evidence(&json!({
@@ -58,6 +63,17 @@ pub(crate) fn accept_queue() -> Drop {
         ],
         died_as: None,
         missing: BTreeMap::from([("sharing".into(), "sock_diag did not answer within 250 ms".into())]),
+    }
+}
+
+pub(crate) fn name() -> Name {
+    Name {
+        time: "2026-01-02T03:04:07Z".into(),
+        since_ktime_ns: 76_000_000_000,
+        netns: 4_026_532_000,
+        pod: Some("default/web".into()),
+        container: Some("nginx".into()),
+        addresses: vec!["10.0.0.2".parse().unwrap()],
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{io, net::IpAddr};
 
 use super::{Origin, Sink};
-use crate::diagnose::{Counts, Drop, Record, Summary};
+use crate::diagnose::{Counts, Drop, PodPattern, Record, Summary};
 
 /// Which drops are wanted. An empty list or `None` asks nothing; what is asked must hold all together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +20,10 @@ pub struct Selection {
     pub protocol: Option<String>,
     /// Names or inode numbers.
     pub netns: Vec<String>,
+    /// Pods; they and `containers` add to `netns`.
+    pub pods: Vec<PodPattern>,
+    /// Containers.
+    pub containers: Vec<String>,
 }
 
 impl Selection {
@@ -37,12 +41,27 @@ impl Selection {
                 .port
                 .is_none_or(|port| drop.sport == Some(port) || drop.dport == Some(port))
             && (self.protocol.is_none() || self.protocol == drop.protocol)
-            && (self.netns.is_empty() || self.netns.iter().any(netns))
+            && (self.netns.is_empty() && self.pods.is_empty() && self.containers.is_empty()
+                || self.netns.iter().any(netns)
+                || self.wants_holder(drop))
+    }
+
+    /// Whether a pod or container that was asked for has the netns or an address.
+    fn wants_holder(&self, drop: &Drop) -> bool {
+        let mut pods = [&drop.pod, &drop.src_name, &drop.dst_name].into_iter().flatten();
+        let mut containers = [&drop.container, &drop.src_name, &drop.dst_name]
+            .into_iter()
+            .flatten();
+        pods.any(|name| self.pods.iter().any(|pattern| pattern.matches_full_name(name)))
+            || containers.any(|name| self.containers.contains(name))
     }
 
     /// What was asked for, in words; empty where everything is wanted.
     pub fn words(&self) -> String {
-        let mut parts: Vec<String> = self.netns.iter().map(|netns| format!("netns {netns}")).collect();
+        let pods = self.pods.iter().map(|pod| format!("pod {pod}"));
+        let containers = self.containers.iter().map(|name| format!("container {name}"));
+        let netns = self.netns.iter().map(|netns| format!("netns {netns}"));
+        let mut parts: Vec<String> = pods.chain(containers).chain(netns).collect();
         parts.extend(self.addresses.iter().map(|address| format!("address {address}")));
         parts.extend(self.port.map(|port| format!("port {port}")));
         parts.extend(
@@ -145,6 +164,40 @@ mod tests {
         assert!(wants(|wish| wish.netns = vec!["web".into()]));
         assert!(wants(|wish| wish.netns = vec!["4026532000".into()]));
         assert!(!wants(|wish| wish.netns = vec!["4026531840".into()]));
+    }
+
+    #[test]
+    fn pods_and_containers_are_found_inside_and_by_address() {
+        let mut inside = samples::accept_queue();
+        inside.pod = Some("default/web".into());
+        inside.container = Some("nginx".into());
+        let mut outside = samples::accept_queue();
+        outside.dst_name = Some("default/web".into());
+        let mut of_docker = samples::accept_queue();
+        of_docker.src_name = Some("redis".into());
+        let pod = |text: &str| Selection {
+            pods: vec![text.parse().unwrap()],
+            ..Selection::default()
+        };
+        let container = |name: &str| Selection {
+            containers: vec![name.into()],
+            ..Selection::default()
+        };
+        for (selection, wanted) in [
+            (pod("default/web"), [true, true, false]),
+            (pod("default/w*"), [true, true, false]),
+            (pod("other/web"), [false, false, false]),
+            (container("nginx"), [true, false, false]),
+            (container("redis"), [false, false, true]),
+        ] {
+            let found = [&inside, &outside, &of_docker].map(|drop| selection.wants(drop));
+            assert_eq!(found, wanted, "{}", selection.words());
+        }
+        let either = Selection {
+            netns: vec!["web".into()],
+            ..pod("default/db")
+        };
+        assert!(either.wants(&inside), "what names a netns adds up");
     }
 
     #[test]

@@ -1,25 +1,19 @@
 //! The end of a run, in text.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::fmt::Write as _;
 
-use super::words;
+use super::{Learned, words};
 use crate::diagnose::{Coverage, Split, Summary};
 
 /// What was dropped, what could be seen, what was lost, and what went unanswered.
-pub(crate) fn text(
-    summary: &Summary,
-    coverage: Option<&Coverage>,
-    netns_names: &BTreeMap<u32, String>,
-) -> String {
+pub(crate) fn text(summary: &Summary, coverage: Option<&Coverage>, names: &Learned) -> String {
     let counts = &summary.counts;
     let mut text = format!(
         "\nwatched for {:.1} s, ended by {}\n",
         summary.seconds, summary.ended
     );
-    let netns = |inode: u32| {
-        words::netns(Some(inode), netns_names.get(&inode).map(String::as_str))
-            .unwrap_or_else(|| "not known".to_owned())
-    };
+    let netns =
+        |inode: u32| words::netns(Some(inode), names.name(inode)).unwrap_or_else(|| "not known".to_owned());
     let mut totals: Vec<_> = counts.causes.iter().filter(|total| !total.benign).collect();
     totals.sort_by_key(|total| std::cmp::Reverse(total.packets));
     if !totals.is_empty() {
@@ -173,16 +167,17 @@ fn loss(text: &mut String, summary: &Summary) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sink::samples;
+    use crate::{diagnose::Record, sink::samples};
 
     #[test]
     fn an_end_reads_well() {
-        let names = BTreeMap::from([(4_026_532_000, "web".to_owned())]);
+        let mut names = Learned::default();
+        names.learn(&Record::Drop(Box::new(samples::accept_queue())));
         insta::assert_snapshot!(text(&samples::summary(), Some(&samples::coverage()), &names));
     }
 
     #[test]
     fn a_quiet_run_says_so() {
-        insta::assert_snapshot!(text(&Summary::default(), None, &BTreeMap::new()));
+        insta::assert_snapshot!(text(&Summary::default(), None, &Learned::default()));
     }
 }

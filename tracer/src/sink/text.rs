@@ -8,8 +8,8 @@ use std::{
 
 use anstyle::{AnsiColor, Style};
 
-use super::{Origin, Sink, is_dumb_terminal, learn_netns, summary, words};
-use crate::diagnose::{Coverage, Drop, FoundBy, Gap, Record, Verdict};
+use super::{Learned, Origin, Sink, is_dumb_terminal, summary, words};
+use crate::diagnose::{Coverage, Drop, FoundBy, Gap, Name, Record, Verdict};
 
 /// Colours, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub struct Text<W: Write> {
     paint: Paint,
     /// What was last told of a cause in full.
     told: BTreeMap<String, Told>,
-    netns_names: BTreeMap<u32, String>,
+    names: Learned,
     coverage: Option<Coverage>,
     gaps_told: BTreeSet<(String, Option<String>)>,
     notes_told: BTreeSet<String>,
@@ -96,7 +96,7 @@ impl<W: Write> Text<W> {
             out: BufWriter::new(out),
             paint,
             told: BTreeMap::new(),
-            netns_names: BTreeMap::new(),
+            names: Learned::default(),
             coverage: None,
             gaps_told: BTreeSet::new(),
             notes_told: BTreeSet::new(),
@@ -169,6 +169,17 @@ impl<W: Write> Text<W> {
         text
     }
 
+    fn name(&self, name: &Name) -> String {
+        let whose = words::whose(name.pod.as_deref(), name.container.as_deref()).unwrap_or_default();
+        let addresses: Vec<String> = name.addresses.iter().map(ToString::to_string).collect();
+        let text = format!(
+            "netns {} is that of {whose} ({})",
+            name.netns,
+            addresses.join(", ")
+        );
+        self.paint.paint(FAINT, text.trim_end_matches(" ()")) + "\n"
+    }
+
     /// Evidence and remedy, indented.
     fn below(&mut self, text: &mut String, drop: &Drop, time: &str) {
         let mut line = |name: &str, content: &str| {
@@ -221,7 +232,7 @@ impl<W: Write> Text<W> {
 
 impl<W: Write + Send> Sink for Text<W> {
     fn record(&mut self, record: &Record, _: Option<Origin<'_>>) -> io::Result<()> {
-        learn_netns(&mut self.netns_names, record);
+        self.names.learn(record);
         let text = match record {
             Record::Coverage(coverage) => self.coverage(coverage),
             Record::Drop(drop) => self.drop(drop),
@@ -233,8 +244,9 @@ impl<W: Write + Send> Sink for Text<W> {
                     words::count(more, "drop")
                 )
             }
+            Record::Name(name) => self.name(name),
             Record::Counts(_) => String::new(),
-            Record::Summary(end) => summary::text(end, self.coverage.as_ref(), &self.netns_names),
+            Record::Summary(end) => summary::text(end, self.coverage.as_ref(), &self.names),
         };
         self.out.write_all(text.as_bytes())
     }
@@ -244,7 +256,7 @@ impl<W: Write + Send> Sink for Text<W> {
     }
 
     fn hidden(&mut self, record: &Record) {
-        learn_netns(&mut self.netns_names, record);
+        self.names.learn(record);
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -276,6 +288,29 @@ mod tests {
         again.sport = Some(40001);
         records.insert(3, Record::Drop(Box::new(again)));
         insta::assert_snapshot!(render(&records, Paint::Plain));
+    }
+
+    #[test]
+    fn pods_stand_where_their_netns_stood() {
+        let first = samples::accept_queue();
+        let mut second = first.clone();
+        samples::name().join(&mut second);
+        second.dst_name = Some("default/db".into());
+        let records = [
+            Record::Drop(Box::new(first)),
+            Record::Name(samples::name()),
+            Record::Drop(Box::new(second)),
+            Record::Summary(samples::summary()),
+        ];
+        let text = render(&records, Paint::Plain);
+        for expected in [
+            "60 B in eth0, netns web nginx[1234]",
+            "netns 4026532000 is that of pod default/web (10.0.0.2)\n",
+            "10.0.0.1:40000 → 10.0.0.2:80 (default/db) tcp S 60 B in eth0, pod default/web nginx[1234]",
+            "accept-queue-full      dropped       default/web",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
     }
 
     #[test]

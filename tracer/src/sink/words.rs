@@ -41,10 +41,18 @@ pub(crate) fn packet(drop: &Drop) -> String {
 
 /// `10.0.0.1:40000 → 10.0.0.2:80`, as far as known.
 pub(crate) fn endpoints(drop: &Drop) -> String {
-    let end = |address: Option<std::net::IpAddr>, port: Option<u16>| match (address, port) {
-        (Some(address), Some(port)) => std::net::SocketAddr::new(address, port).to_string(),
-        (Some(address), None) => address.to_string(),
-        (None, _) => "?".to_owned(),
+    let here = drop.pod.as_ref().or(drop.container.as_ref());
+    let end = |address: Option<std::net::IpAddr>, port: Option<u16>, name: &Option<String>| {
+        let text = match (address, port) {
+            (Some(address), Some(port)) => std::net::SocketAddr::new(address, port).to_string(),
+            (Some(address), None) => address.to_string(),
+            (None, _) => "?".to_owned(),
+        };
+        match name {
+            // The place says so.
+            Some(name) if Some(name) != here => format!("{text} ({})", clean(name)),
+            _ => text,
+        }
     };
     if drop.src.is_none() && drop.dst.is_none() {
         return match drop.found_by {
@@ -52,7 +60,9 @@ pub(crate) fn endpoints(drop: &Drop) -> String {
             _ => "packet without IP header".to_owned(),
         };
     }
-    format!("{} → {}", end(drop.src, drop.sport), end(drop.dst, drop.dport))
+    let from = end(drop.src, drop.sport, &drop.src_name);
+    let to = end(drop.dst, drop.dport, &drop.dst_name);
+    format!("{from} → {to}")
 }
 
 /// `in eth0, netns web`, as far as known; may be empty.
@@ -67,10 +77,18 @@ pub(crate) fn place(drop: &Drop) -> String {
         let interface = clean(interface);
         let _ = write!(text, "{}{interface}", if text.is_empty() { "" } else { " " });
     }
-    if let Some(netns) = netns(drop.netns, drop.netns_name.as_deref()) {
-        let _ = write!(text, "{}netns {netns}", if text.is_empty() { "" } else { ", " });
+    let whose = whose(drop.pod.as_deref(), drop.container.as_deref());
+    let netns = || netns(drop.netns, drop.netns_name.as_deref()).map(|netns| format!("netns {netns}"));
+    if let Some(whose) = whose.or_else(netns) {
+        let _ = write!(text, "{}{whose}", if text.is_empty() { "" } else { ", " });
     }
     text
+}
+
+/// `pod default/web`, `container redis`; of a pod with one container, the pod.
+pub(crate) fn whose(pod: Option<&str>, container: Option<&str>) -> Option<String> {
+    let pod = pod.map(|pod| format!("pod {}", clean(pod)));
+    pod.or_else(|| container.map(|container| format!("container {}", clean(container))))
 }
 
 /// The name of a netns, else its inode.
@@ -81,7 +99,11 @@ pub(crate) fn netns(inode: Option<u32>, name: Option<&str>) -> Option<String> {
 
 /// `nginx[1234]`.
 pub(crate) fn owner(owner: &Owner) -> String {
-    format!("{}[{}]", clean(&owner.comm), owner.pid)
+    let mut text = format!("{}[{}]", clean(&owner.comm), owner.pid);
+    if let Some(container) = &owner.container {
+        let _ = write!(text, " in container {}", clean(container));
+    }
+    text
 }
 
 /// One value of evidence.

@@ -14,7 +14,10 @@ use pcap_file::pcapng::{
     blocks::{CUSTOM_BLOCK_NON_COPIABLE, section_header::SectionHeaderOption},
 };
 
-use crate::capture::{self, Entry, PayloadError};
+use crate::{
+    capture::{self, Entry, PayloadError},
+    diagnose::{Name, Record},
+};
 
 /// Largest block that is read, in bytes; `droptrace` itself writes no larger one.
 const BLOCK_MAX: usize = 16 << 20;
@@ -105,6 +108,8 @@ pub struct Records<R: Read> {
     seen: bool,
     /// Nothing more will come.
     ended: bool,
+    /// Whether a payload is to be decoded; others are passed over.
+    wanted: fn(&[u8]) -> bool,
 }
 
 /// Opens a capture file; `-` is standard input.
@@ -146,6 +151,7 @@ impl<R: Read> Records<R> {
             reader,
             seen: false,
             ended: false,
+            wanted: |_| true,
         })
     }
 
@@ -187,6 +193,10 @@ impl<R: Read> Records<R> {
             if custom.pen != capture::PEN {
                 continue;
             }
+            if !(self.wanted)(&custom.payload) {
+                self.seen = true;
+                continue;
+            }
             match capture::decode(&custom.payload) {
                 Ok(entry) => {
                     self.seen = true;
@@ -198,6 +208,22 @@ impl<R: Read> Records<R> {
             }
         }
     }
+}
+
+/// The names that a capture file tells later than drops.
+///
+/// # Errors
+/// The file cannot be read, or is none of droptrace's. What is broken in it ends the list.
+pub fn names(path: &Path) -> Result<Vec<Name>, FileError> {
+    let mut records = open(path)?;
+    records.wanted = |payload| capture::holds_name(payload);
+    let named = records
+        .map_while(Result::ok)
+        .filter_map(|entry| match entry.record {
+            Record::Name(name) => Some(name),
+            _ => None,
+        });
+    Ok(named.collect())
 }
 
 impl<R: Read> Iterator for Records<R> {
@@ -225,7 +251,7 @@ fn from_io(error: io::Error, whole: u64) -> FileError {
 mod tests {
     use super::*;
     use crate::{
-        diagnose::{Facts, RawEvent, Record},
+        diagnose::{Facts, RawEvent},
         sink::{Origin, Pcapng, Sink, samples},
     };
 
@@ -235,6 +261,7 @@ mod tests {
         let records = vec![
             Record::Coverage(samples::coverage()),
             diagnosed,
+            Record::Name(samples::name()),
             Record::Summary(samples::summary()),
         ];
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -281,6 +308,16 @@ mod tests {
             records[1],
             "the same event and facts give the same label"
         );
+    }
+
+    #[test]
+    fn names_are_found_without_the_rest() {
+        let (_, bytes, ends) = capture();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        assert_eq!(names(file.path()).unwrap(), [samples::name()]);
+        std::fs::write(file.path(), &bytes[..ends[2]]).unwrap();
+        assert_eq!(names(file.path()).unwrap(), []);
     }
 
     #[test]

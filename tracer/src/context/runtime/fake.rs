@@ -29,7 +29,7 @@ use super::{
     cri::{
         Client, ContainerEntry, ContainerMetadata, ListContainersRequest, ListContainersResponse,
         ListPodSandboxRequest, ListPodSandboxResponse, PodSandbox, PodSandboxMetadata,
-        PodSandboxStatusRequest, PodSandboxStatusResponse,
+        PodSandboxNetworkStatus, PodSandboxStatus, PodSandboxStatusRequest, PodSandboxStatusResponse,
     },
 };
 
@@ -56,6 +56,23 @@ impl Pods {
             containers: Vec::new(),
             status: Arc::new(move |id| status_at(paths.get(id).map_or("", String::as_str))),
         }
+    }
+
+    /// The same with this address for all.
+    pub(in crate::context) fn with_address(mut self, address: &'static str) -> Self {
+        let status = self.status.clone();
+        self.status = Arc::new(move |id| {
+            let mut told = status(id);
+            told.status = Some(PodSandboxStatus {
+                network: Some(PodSandboxNetworkStatus {
+                    ip: address.to_owned(),
+                    additional_ips: Vec::new(),
+                }),
+                linux: None,
+            });
+            told
+        });
+        self
     }
 
     /// Two pods that are up, and one that was stopped, with a container each, of which one runs.

@@ -10,6 +10,7 @@ mod cri;
 mod docker;
 #[cfg(test)]
 pub(super) mod fake;
+mod names;
 mod resolver;
 
 use std::{
@@ -23,6 +24,7 @@ use std::{
 
 use choice::{Choice, Unmet};
 pub use choice::{Labels, PodRequest};
+pub(crate) use names::{Named, Names};
 pub(crate) use resolver::{PodError, Resolver};
 
 /// A runtime has this long for all questions of a round: whoever waits for it is told within two seconds.

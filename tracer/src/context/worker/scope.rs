@@ -7,7 +7,11 @@ use std::{
 };
 
 use super::{Worker, counters};
-use crate::context::{netns, runtime::Resolver, suspects::Followed};
+use crate::context::{
+    netns,
+    runtime::{Names, Resolver},
+    suspects::Followed,
+};
 
 /// The namespaces in scope, each with a path that leads to it.
 #[derive(Debug, Default)]
@@ -79,6 +83,7 @@ impl Worker {
         let Some(told) = self.scope.resolver().map(Resolver::told) else {
             return;
         };
+        self.shared.set_names(Names::of(&told.inventory));
         for (subject, reason) in &told.problems {
             self.shared.problem(subject, reason.clone());
         }

@@ -216,6 +216,7 @@ pub(super) mod tests {
                 owner: Some(Owner {
                     pid: 42,
                     comm: "nginx".to_owned(),
+                    ..Owner::default()
                 }),
                 sharing: 2,
                 sharing_full: 2,

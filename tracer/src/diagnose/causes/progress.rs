@@ -236,6 +236,7 @@ pub(super) mod tests {
         let owner = Owner {
             pid: 42,
             comm: "web".to_owned(),
+            ..Owner::default()
         };
         let remedy = |progress: Progress| {
             let mut found = Finding::default();

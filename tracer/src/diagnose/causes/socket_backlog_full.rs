@@ -137,6 +137,7 @@ pub(super) mod tests {
                 facts.owner = Some(Owner {
                     pid: 42,
                     comm: "nginx".to_owned(),
+                    ..Owner::default()
                 });
             });
             let command = owned.label().remedy.remove(1).command.unwrap_or_default();

@@ -118,6 +118,7 @@ pub(super) mod tests {
                 facts.owner = Some(Owner {
                     pid: 42,
                     comm: "dhcpd".to_owned(),
+                    ..Owner::default()
                 });
                 facts.cgroup_programs = program.map(|has| CgroupPrograms {
                     cgroup: "/system.slice/dhcpd.service".to_owned(),

@@ -196,6 +196,7 @@ pub(super) mod tests {
                 facts.owner = Some(Owner {
                     pid: 42,
                     comm: "named".to_owned(),
+                    ..Owner::default()
                 });
             })
     }

@@ -101,6 +101,7 @@ pub(super) mod tests {
                     facts.owner = Some(Owner {
                         pid: 42,
                         comm: "slow".to_owned(),
+                        ..Owner::default()
                     });
                 })
                 .label();

@@ -198,6 +198,7 @@ mod tests {
         let owner = Owner {
             pid: 42,
             comm: "nginx".to_owned(),
+            ..Owner::default()
         };
         let named = |name: Option<&str>, netns| Facts {
             netns,

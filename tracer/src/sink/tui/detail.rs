@@ -112,11 +112,8 @@ pub(super) fn of_cause(state: &State, slug: &str) -> Vec<Line> {
     lines.push(line(Look::Title, 0, cause.title));
     lines.push(line(Look::Heading, 0, "Packets by netns"));
     for count in state.counts.causes.iter().filter(|count| count.cause == slug) {
-        let netns = words::netns(
-            Some(count.netns),
-            state.netns_names.get(&count.netns).map(String::as_str),
-        )
-        .unwrap_or_else(|| "not known".to_owned());
+        let netns = words::netns(Some(count.netns), state.names.name(count.netns))
+            .unwrap_or_else(|| "not known".to_owned());
         lines.push(line(
             Look::Plain,
             4,

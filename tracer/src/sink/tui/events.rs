@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::diagnose::Drop;
+use crate::diagnose::{Drop, Name};
 
 /// Drops that are remembered.
 pub(super) const EVENTS_MAX: usize = 10_000;
@@ -56,6 +56,13 @@ impl Events {
             drop: Arc::new(drop),
         });
         self.len += 1;
+    }
+
+    /// Gives a name to the drops that were told before it was known.
+    pub(super) fn join(&mut self, name: &Name) {
+        for event in self.by_cause.values_mut().flatten() {
+            name.join(Arc::make_mut(&mut event.drop));
+        }
     }
 
     fn give_up_one(&mut self) {

@@ -31,7 +31,7 @@ use self::{
     state::{Action, State},
     view::Theme,
 };
-use super::{Origin, Sink, learn_netns, summary};
+use super::{Origin, Sink, summary};
 use crate::diagnose::Record;
 
 /// Least time between two drawings: at most ten a second, however many drops come.
@@ -173,7 +173,7 @@ impl Sink for Tui {
     }
 
     fn hidden(&mut self, record: &Record) {
-        learn_netns(&mut self.shared.state().netns_names, record);
+        self.shared.state().names.learn(record);
     }
 
     fn tick(&mut self) -> io::Result<()> {
@@ -188,7 +188,7 @@ impl Sink for Tui {
         self.stop()?;
         let state = self.shared.state();
         if let Some(end) = &state.summary {
-            let text = summary::text(end, state.coverage.as_ref(), &state.netns_names);
+            let text = summary::text(end, state.coverage.as_ref(), &state.names);
             stdout().write_all(text.trim_start().as_bytes())?;
         }
         stdout().flush()

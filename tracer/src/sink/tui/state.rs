@@ -7,7 +7,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::events::{EVENTS_MAX, Event, Events};
 use crate::{
     diagnose::{Counts, Coverage, Record, Split, Summary, Verdict},
-    sink::learn_netns,
+    sink::Learned,
 };
 
 /// Rates that a cause's sparkline shows.
@@ -63,7 +63,7 @@ pub(super) struct State {
     pub(super) coverage: Option<Coverage>,
     pub(super) counts: Counts,
     pub(super) summary: Option<Summary>,
-    pub(super) netns_names: BTreeMap<u32, String>,
+    pub(super) names: Learned,
     totals: BTreeMap<String, Total>,
     events: Events,
     pub(super) focus: Focus,
@@ -92,7 +92,7 @@ impl State {
             coverage: None,
             counts: Counts::default(),
             summary: None,
-            netns_names: BTreeMap::new(),
+            names: Learned::default(),
             totals: BTreeMap::new(),
             events: Events::new(events_max),
             focus: Focus::Events,
@@ -109,10 +109,11 @@ impl State {
 
     /// Takes a record.
     pub(super) fn apply(&mut self, record: &Record) {
-        learn_netns(&mut self.netns_names, record);
+        self.names.learn(record);
         match record {
             Record::Coverage(coverage) => self.coverage = Some(coverage.clone()),
             Record::Drop(drop) => self.events.push((**drop).clone()),
+            Record::Name(name) => self.events.join(name),
             Record::Counts(counts) => self.count(counts),
             Record::Summary(summary) => {
                 self.count(&summary.counts);
