@@ -76,6 +76,15 @@ Examples:
 
 Filters choose which drops are printed; totals are always those of the whole capture.")]
     Show(ShowArgs),
+    /// List pods and containers: where they are, what was lost there, listeners near their limit (root)
+    #[command(after_help = "\
+Examples:
+  droptrace pods
+  droptrace pods --json | jq '.pods[] | select(.counters != {}) | .pod'
+
+What was lost is told by the kernel's counters of each network namespace, since that was made; one packet may
+be in two of them. A run of `droptrace live --pod` tells the causes.")]
+    Pods(PodsArgs),
     /// Tell what this kernel offers, and what on this host makes drops likely
     #[command(after_help = "\
 Examples:
@@ -170,6 +179,17 @@ pub(super) struct ShowArgs {
     /// The same of a container, by the name that the capture shows; repeatable
     #[arg(long, value_name = "NAME", help_heading = "Scope")]
     pub(super) container: Vec<String>,
+}
+
+/// `droptrace pods`.
+#[derive(Args, Debug)]
+pub(super) struct PodsArgs {
+    /// One JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Socket of the container runtime (CRI) to ask, instead of the usual ones and Docker's
+    #[arg(long, value_name = "PATH")]
+    pub(super) cri_socket: Option<PathBuf>,
 }
 
 /// `droptrace doctor`.

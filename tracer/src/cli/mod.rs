@@ -7,6 +7,7 @@ mod explain;
 mod late;
 mod live;
 pub mod options;
+mod pods;
 pub mod problem;
 pub mod run;
 mod schema;
@@ -37,6 +38,7 @@ pub fn main() -> ExitCode {
         Command::Live(args) => live::run(args),
         Command::Capture(args) => capture::run(args),
         Command::Show(args) => show::run(&args),
+        Command::Pods(args) => pods::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Schema => schema::run(),

@@ -658,7 +658,12 @@ fn check_scope(request: &ScopeRequest) -> Result<()> {
 
 /// Finds the pods and containers that the user named, before anything is attached.
 fn find_pods(request: &PodRequest) -> Result<Pods> {
-    Pods::find(request).map_err(|error| match error {
+    Pods::find(request).map_err(pods_problem)
+}
+
+/// What to do where pods cannot be found.
+pub(super) fn pods_problem(error: ContextError) -> anyhow::Error {
+    match error {
         ContextError::Runtime(text) => Problem::failure(
             text,
             "as root, while it runs; --cri-socket names another socket, and --netns and --pid need no container runtime",
@@ -666,7 +671,7 @@ fn find_pods(request: &PodRequest) -> Result<Pods> {
         .into(),
         ContextError::Pod(text) => Problem::usage(text, "name one that is up on this host").into(),
         other => other.into(),
-    })
+    }
 }
 
 /// What the programs must test.

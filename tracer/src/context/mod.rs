@@ -22,6 +22,7 @@ mod memory;
 mod netlink;
 mod netns;
 mod nic;
+pub mod pods;
 mod processes;
 mod progress;
 mod publish;

@@ -13,8 +13,8 @@ use netlink_sys::protocols::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
 use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 use serde::Serialize;
 
-use super::{addresses::Addresses, ipvs, netlink::Netlink, netns, routes, sockets, sysctls};
-use crate::diagnose::ConntrackUsage;
+use super::{addresses::Addresses, counters, ipvs, netlink::Netlink, netns, routes, sockets, sysctls};
+use crate::diagnose::{ConntrackUsage, Moved};
 
 /// Settings of a netns that are read.
 const SETTINGS: [&str; 5] = [
@@ -45,6 +45,9 @@ pub struct Survey {
     pub devices: BTreeMap<String, Device>,
     /// Listening TCP sockets.
     pub listeners: Vec<Listening>,
+    /// The kernel's counters of lost packets, since the netns was made.
+    #[serde(skip)]
+    pub counters: Moved,
     /// Fill of the conntrack table, where there is one.
     pub conntrack: Option<ConntrackUsage>,
     /// Number of IPVS services.
@@ -144,6 +147,7 @@ fn look(survey: &mut Survey) {
             survey.settings.insert(name.to_owned(), value);
         }
     }
+    survey.counters = counters::read();
     survey.conntrack = sysctls::conntrack().ok();
     let mut problem = |what: &str, error: io::Error| survey.problems.push(format!("{what}: {error}"));
     match Netlink::open(NETLINK_SOCK_DIAG).and_then(|mut diag| sockets::listeners(&mut diag, 0)) {
