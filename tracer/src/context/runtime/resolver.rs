@@ -198,19 +198,24 @@ fn first_choice(
     refusals: &[Refusal],
 ) -> Result<Choice, PodError> {
     match told {
-        Some(told) => Choice::of(request, told).map_err(|unmet| PodError::Unmet(unmet, refusals.to_vec())),
+        Some(told) => Choice::of(request, told)
+            .map_err(|unmet| PodError::Unmet(unmet, faults(refusals).cloned().collect())),
         None if request.is_empty() => Ok(Choice::default()),
         None => Err(PodError::Refused(refusals.to_vec())),
     }
 }
 
+/// What is wrong where another runtime told: a containerd that serves Docker alone is none to ask for pods.
+fn faults(refusals: &[Refusal]) -> impl Iterator<Item = &Refusal> {
+    refusals
+        .iter()
+        .filter(|refusal| refusal.reason != Reason::NotOffered)
+}
+
 /// Keeps what is new. Where no runtime told anything, what was told before stays.
 fn take(shared: &Shared, choice: &Choice, told: Option<Inventory>, refusals: &[Refusal], follows: bool) {
     let mut held = shared.told();
-    let mut problems: BTreeMap<String, String> = refusals
-        .iter()
-        // A containerd that serves Docker alone is none to ask for pods.
-        .filter(|refusal| follows || refusal.reason != Reason::NotOffered)
+    let mut problems: BTreeMap<String, String> = faults(refusals)
         .map(|refusal| {
             let subject = format!("container runtime {}", refusal.socket.display());
             let effect = if follows {
@@ -292,6 +297,31 @@ mod tests {
         );
         let hangs = fake::cri(Behaviour::StatusesHang);
         assert!(error(hangs.path(), "default/web").contains("does not tell its network namespace"));
+    }
+
+    #[test]
+    fn a_containerd_that_serves_docker_alone_is_no_fault() {
+        let refusal = |reason| Refusal {
+            socket: "/run/containerd/containerd.sock".into(),
+            reason,
+        };
+        let refusals = [refusal(Reason::NotOffered), refusal(Reason::Silent)];
+        assert_eq!(faults(&refusals).collect::<Vec<_>>(), [&refusals[1]]);
+        let named = PodRequest {
+            containers: vec!["redis".to_owned()],
+            ..PodRequest::default()
+        };
+        let error = first_choice(&named, Some(&Inventory::default()), &refusals[..1]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "container redis is not on this host: its container runtime knows of none that is up"
+        );
+        let error = first_choice(&named, None, &refusals[..1]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("does not offer the Container Runtime Interface")
+        );
     }
 
     #[test]
