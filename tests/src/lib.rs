@@ -9,6 +9,7 @@ pub mod actor;
 pub mod bench;
 mod bpf;
 pub mod cgroup;
+pub mod containers;
 mod cost;
 mod counters;
 pub mod netns;

@@ -27,6 +27,8 @@ pub struct Netns {
     path: PathBuf,
     file: File,
     inode: u32,
+    /// Made by another program, which sees to its end.
+    of_another: bool,
 }
 
 impl Netns {
@@ -58,6 +60,7 @@ impl Netns {
             path,
             file,
             inode,
+            of_another: false,
         };
         for (name, value) in [
             ("net.ipv6.conf.default.accept_dad", "0"),
@@ -68,6 +71,19 @@ impl Netns {
         }
         netns.ip(&["link set lo up"])?;
         Ok(netns)
+    }
+
+    /// One that another program made.
+    pub fn of_another(path: &Path) -> Result<Self> {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let name = path.file_name().context("a netns has a name")?;
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+            path: path.to_owned(),
+            inode: u32::try_from(file.metadata()?.ino()).context("a netns inode fits 32 bits")?,
+            file,
+            of_another: true,
+        })
     }
 
     /// The name that `ip netns` shows.
@@ -169,6 +185,9 @@ impl Netns {
 
 impl Drop for Netns {
     fn drop(&mut self) {
+        if self.of_another {
+            return;
+        }
         // What stays behind ends with the guest.
         let _ = umount2(&self.path, MntFlags::MNT_DETACH);
         let _ = fs::remove_file(&self.path);

@@ -18,13 +18,13 @@ use serde_json::json;
 
 use crate::{
     Result,
-    test::{Kernel, Labels, Outcome, Scenario, Test, late},
+    test::{Kernel, Labels, Outcome, Place, Scenario, Test, late},
     trace::Trace,
 };
 
 /// Scenarios that run side by side.
 const SIDE_BY_SIDE: usize = 4;
-/// The longest that one scenario may take, and one that is [long](Scenario::long).
+/// The longest that one scenario may take, and one that is [long](Place::Long).
 const LIMIT: Duration = Duration::from_mins(4);
 const LONG_LIMIT: Duration = Duration::from_mins(12);
 
@@ -184,7 +184,10 @@ fn one(number: u8, scenario: Scenario, trace: Option<&Arc<Trace>>, results: &Res
         // Nobody listens any more when the time was up.
         let _ = say.send((outcome, labels));
     });
-    let limit = if scenario.long { LONG_LIMIT } else { LIMIT };
+    let limit = match scenario.place {
+        Place::Long => LONG_LIMIT,
+        Place::Usual | Place::Pods => LIMIT,
+    };
     let (outcome, labels) = heard
         .recv_timeout(limit)
         .unwrap_or_else(|_| (Err(anyhow::anyhow!("not done within {limit:?}")), Labels::new()));

@@ -33,8 +33,19 @@ pub struct Scenario {
     pub alone: bool,
     /// Stands for its family in a short run.
     pub family: bool,
+    /// In which run it has its place.
+    pub place: Place,
+}
+
+/// In which run a scenario has its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In every whole run.
+    Usual,
     /// Takes minutes, most of which it waits: runs only when asked for.
-    pub long: bool,
+    Long,
+    /// Needs a guest with a container runtime: runs only there.
+    Pods,
 }
 
 impl Scenario {
@@ -45,7 +56,7 @@ impl Scenario {
             run,
             alone: false,
             family: false,
-            long: false,
+            place: Place::Usual,
         }
     }
 
@@ -63,10 +74,18 @@ impl Scenario {
         self
     }
 
+    /// One that needs a container runtime, which it has for itself.
+    #[must_use]
+    pub const fn pods(mut self) -> Self {
+        self.place = Place::Pods;
+        self.alone = true;
+        self
+    }
+
     /// One that takes minutes.
     #[must_use]
     pub const fn long(mut self) -> Self {
-        self.long = true;
+        self.place = Place::Long;
         self
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::guest::{SERIES, Tools};
+use crate::guest::{Containers, SERIES, Tools};
 use crate::shell::{self, step};
 use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
@@ -28,6 +28,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
     ));
     if arguments.guests {
         let tools = Tools::get(workspace)?;
+        Containers::get(workspace)?;
         for series in SERIES {
             let kernel = series.newest(workspace, &tools)?;
             step(&format!(

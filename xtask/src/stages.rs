@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::build;
-use crate::guest::{Guest, Kernel, Record, SERIES, Series, Tools};
+use crate::guest::{Containers, Guest, Kernel, Record, SERIES, Series, Tools};
 use crate::host;
 use crate::report::{GUEST, Report, Stage};
 use crate::results::{self, Check, Status, Tally};
@@ -19,6 +19,9 @@ use crate::workspace::Workspace;
 
 /// The series on which every scenario runs without being asked.
 const EVERYTHING_ON: &[&str] = &["5.10", "7.x"];
+
+/// The series on which pods are tested without being asked.
+const PODS_ON: &str = "6.1";
 
 /// How long all scenarios may take in one guest.
 const GUEST_LIMIT: Duration = Duration::from_mins(25);
@@ -100,6 +103,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCo
                         only: arguments.only.as_deref(),
                     };
                     guest_stages(&mut report, workspace, &tools, &programs, series, &scope);
+                }
+                if arguments.only.is_none() {
+                    let chosen = chosen.iter().copied();
+                    for series in chosen.filter(|series| arguments.full || series.name == PODS_ON) {
+                        pods_stage(&mut report, workspace, &tools, &programs, series);
+                    }
                 }
                 if arguments.full {
                     long_stages(&mut report, workspace, &tools, &programs, &chosen);
@@ -253,6 +262,18 @@ enum Choice {
     Usual,
     /// Those that take minutes.
     Long,
+    /// Those that need a container runtime.
+    Pods,
+}
+
+impl Choice {
+    /// Memory of its guest in MiB: a runtime's files are in it.
+    const fn memory(self) -> u32 {
+        match self {
+            Self::Families | Self::Usual | Self::Long => 1024,
+            Self::Pods => 2048,
+        }
+    }
 }
 
 /// Tests one series; where its newest package fails that never passed, also the last one that did.
@@ -347,6 +368,27 @@ fn guest_stage<'a>(
     report.last()
 }
 
+/// Runs the scenarios that need a container runtime.
+fn pods_stage(
+    report: &mut Report,
+    workspace: &Workspace,
+    tools: &Tools,
+    programs: &Path,
+    series: &'static Series,
+) {
+    let scope = Scope {
+        choice: Choice::Pods,
+        only: None,
+    };
+    report.stage(&format!("{GUEST}{}, with pods", series.name), || {
+        workspace
+            .lock_cache()
+            .and_then(|_lock| series.newest(workspace, tools))
+            .and_then(|kernel| boot(workspace, tools, programs, &kernel, &scope))
+            .unwrap_or_else(|error| vec![Check::failed("guest", format!("{error:#}"))])
+    });
+}
+
 /// Runs the scenarios that take minutes, on all these kernels at once: they wait most of the time.
 fn long_stages(
     report: &mut Report,
@@ -414,12 +456,18 @@ fn boot(
     let name = match scope.choice {
         Choice::Families | Choice::Usual => kernel.series.name.to_owned(),
         Choice::Long => format!("{}-long", kernel.series.name),
+        Choice::Pods => format!("{}-pods", kernel.series.name),
     };
     let log = folder.join(format!("{name}.log"));
     step(&format!("what the guest prints goes to {}", log.display()));
     let mut command: Vec<String> = ["droptrace-tests", "run", "--results", "/run/droptrace/results"]
         .map(str::to_owned)
         .into();
+    let mut more = Vec::new();
+    if scope.choice == Choice::Pods {
+        let _lock = workspace.lock_cache()?;
+        more.push(Containers::get(workspace)?.archive);
+    }
     if let Some(pattern) = scope.only {
         command.extend(["--full".to_owned(), "--only".to_owned(), pattern.to_owned()]);
     } else {
@@ -427,6 +475,7 @@ fn boot(
             Choice::Families => command.push("--families".to_owned()),
             Choice::Usual => {}
             Choice::Long => command.push("--long".to_owned()),
+            Choice::Pods => command.push("--pods".to_owned()),
         }
     }
     let start = Instant::now();
@@ -434,11 +483,11 @@ fn boot(
         kernel,
         tools,
         init: programs.join("droptrace-init"),
-        more: Vec::new(),
+        more,
         files: build::files_for_guests(programs),
         command,
         cpus: 2,
-        memory: 1024,
+        memory: scope.choice.memory(),
         icount: false,
         log: Some(File::create(&log).with_context(|| format!("cannot write {}", log.display()))?),
         limit: GUEST_LIMIT,

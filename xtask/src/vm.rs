@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::build;
-use crate::guest::{Guest, Series, Tools};
+use crate::guest::{Containers, Guest, Series, Tools};
 use crate::shell::step;
 use crate::workspace::Workspace;
 
@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// Stop the guest after so many seconds [default: 300 with a COMMAND, none for a shell]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
+    /// Put a container runtime into the guest: containerd, and the network plugins of CNI
+    #[arg(long)]
+    containers: bool,
     /// Leave the BPF object out of the guest's droptrace
     #[arg(long)]
     without_bpf: bool,
@@ -56,11 +59,16 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
             Ok((PathBuf::from(host), inside.to_owned()))
         })
         .collect::<Result<Vec<_>>>()?;
-    let (tools, kernel) = {
+    let (tools, kernel, more) = {
         let _lock = workspace.lock_cache()?;
         let tools = Tools::get(workspace)?;
         let kernel = series.newest(workspace, &tools)?;
-        (tools, kernel)
+        let more = if arguments.containers {
+            vec![Containers::get(workspace)?.archive]
+        } else {
+            Vec::new()
+        };
+        (tools, kernel, more)
     };
     let programs = build::guest_programs(workspace, !arguments.without_bpf)?;
     let mut all_files = build::files_for_guests(&programs);
@@ -78,7 +86,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: Arguments) -> Result<ExitCod
         kernel: &kernel,
         tools: &tools,
         init: programs.join("droptrace-init"),
-        more: Vec::new(),
+        more,
         files: all_files,
         command: arguments.command,
         cpus: arguments.cpus,

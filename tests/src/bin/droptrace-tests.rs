@@ -12,6 +12,7 @@ use droptrace_tests::{
     Result,
     actor::{self, Role},
     bench, netns, run, scenarios,
+    test::Place,
 };
 
 /// Makes the kernel drop packets in known numbers, and checks what droptrace says of them.
@@ -35,6 +36,9 @@ enum Command {
         /// Only scenarios that take minutes, most of which they wait.
         #[arg(long, conflicts_with = "families")]
         long: bool,
+        /// Only scenarios that need a container runtime.
+        #[arg(long, conflicts_with_all = ["families", "full", "long"])]
+        pods: bool,
         /// Only scenarios whose name contains this, or another one of these.
         #[arg(long, value_name = "PATTERN")]
         only: Vec<String>,
@@ -117,6 +121,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             full,
             families,
             long,
+            pods,
             only,
             results,
             no_droptrace,
@@ -125,7 +130,11 @@ fn execute(command: Command) -> Result<ExitCode> {
             let chosen: Vec<_> = scenarios::all()
                 .into_iter()
                 .filter(|scenario| !families || scenario.family)
-                .filter(|scenario| full || scenario.long == long)
+                .filter(|scenario| match scenario.place {
+                    Place::Usual => !long && !pods,
+                    Place::Long => full || long,
+                    Place::Pods => pods,
+                })
                 .filter(|scenario| only.is_empty() || only.iter().any(|only| scenario.name.contains(only)))
                 .collect();
             anyhow::ensure!(

@@ -13,6 +13,7 @@ mod headers;
 mod ipvs;
 mod listener;
 mod netfilter;
+mod pods;
 mod receivers;
 mod robustness;
 mod routing;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Scenario> {
         storm::SCENARIOS,
         together::SCENARIOS,
         robustness::SCENARIOS,
+        pods::SCENARIOS,
     ]
     .concat()
 }

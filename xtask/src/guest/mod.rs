@@ -1,6 +1,7 @@
 //! Guests: an unmodified Debian kernel in an emulator, with droptrace and the tools in an initial file system.
 
 mod archive;
+mod containers;
 mod emulator;
 mod kernel;
 mod tools;
@@ -15,6 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use archive::Archive;
+pub(crate) use containers::Containers;
 pub(crate) use kernel::{Kernel, Record, SERIES, Series};
 pub(crate) use tools::{LEFT_OUT, Tools};
 
