@@ -99,7 +99,8 @@ pub struct Drop {
     /// Pod that has the network namespace, as `NAMESPACE/NAME`; absent when none is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// Container that has the network namespace, alone or with its pod's; absent when none or several are known.
+    /// Container that has the network namespace: of a pod, its only one; of Docker, that for which it was made. Absent when
+    /// none or several are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// Interface that the packet came by or was to leave by.

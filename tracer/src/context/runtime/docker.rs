@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Container, Inventory, PATIENCE, Place, Reason, Refusal};
+use super::{Container, Inventory, PATIENCE, Place, Reason, Refusal, netns_of};
 
 /// Largest answer that is taken, in bytes.
 const ANSWER_MAX: usize = 64 << 20;
@@ -43,8 +43,15 @@ struct Listed {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 struct Inspected {
+    state: State,
     host_config: HostConfig,
     network_settings: NetworkSettings,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct State {
+    pid: u32,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -118,9 +125,7 @@ impl Client {
 
     async fn look_at_new(&mut self, mut connection: Connection, listed: &[Listed], deadline: Instant) {
         self.details.retain(|id, details| {
-            listed.iter().any(|each| each.id == *id)
-                && (details.mode.starts_with(OF_CONTAINER)
-                    || details.place.as_ref().is_some_and(Place::holds))
+            listed.iter().any(|each| each.id == *id) && details.place.as_ref().is_some_and(Place::holds)
         });
         for Listed { id, .. } in listed {
             if self.details.contains_key(id) {
@@ -141,9 +146,6 @@ impl Client {
     fn inventory(&self, listed: &[Listed]) -> Inventory {
         let containers = listed.iter().map(|each| {
             let details = self.details.get(&each.id).cloned().unwrap_or_default();
-            let sharing = details.mode.strip_prefix(OF_CONTAINER);
-            let shared = sharing.and_then(|other| self.details.get(other));
-            let place = shared.map_or(details.place, |other| other.place.clone());
             Container {
                 id: each.id.clone(),
                 name: each
@@ -152,7 +154,8 @@ impl Client {
                     .map_or("", |name| name.trim_start_matches('/'))
                     .to_owned(),
                 pod: None,
-                place,
+                place: details.place,
+                shares: details.mode.starts_with(OF_CONTAINER),
                 host_network: details.mode == HOST_MODE,
                 // Those of a shared namespace are the other one's.
                 addresses: details.addresses,
@@ -168,7 +171,6 @@ impl Client {
 fn details(inspected: Inspected) -> Details {
     let mode = inspected.host_config.network_mode;
     let settings = inspected.network_settings;
-    let own = mode != HOST_MODE && !mode.starts_with(OF_CONTAINER) && !settings.sandbox_key.is_empty();
     let networks = settings.networks.unwrap_or_default();
     let addresses = networks
         .values()
@@ -177,8 +179,12 @@ fn details(inspected: Inspected) -> Details {
         .filter_map(|address| address.parse().ok());
     let place = if mode == HOST_MODE {
         Place::of_host()
+    } else if mode.starts_with(OF_CONTAINER) {
+        // Where it was put when it was started: the other one may have been started anew since.
+        Place::first(netns_of(Some(inspected.state.pid)))
     } else {
-        Place::first(own.then(|| settings.sandbox_key.into()))
+        let named = Some(settings.sandbox_key).filter(|path| !path.is_empty());
+        Place::first(named.map(PathBuf::from))
     };
     Details {
         place,
@@ -250,8 +256,9 @@ mod tests {
     fn answer(path: &str) -> Option<String> {
         let inspected = |mode: &str, key: &str, address: &str| {
             format!(
-                r#"{{"State":{{"Pid":1}},"HostConfig":{{"NetworkMode":"{mode}"}},"NetworkSettings":{{"SandboxKey":"{key}",
-                "IPAddress":"","Networks":{{"front":{{"IPAddress":"{address}","GlobalIPv6Address":""}},"none":null}}}}}}"#
+                r#"{{"State":{{"Pid":{}}},"HostConfig":{{"NetworkMode":"{mode}"}},"NetworkSettings":{{"SandboxKey":"{key}",
+                "IPAddress":"","Networks":{{"front":{{"IPAddress":"{address}","GlobalIPv6Address":""}},"none":null}}}}}}"#,
+                std::process::id()
             )
         };
         match path {
@@ -268,7 +275,8 @@ mod tests {
         let server = fake::http(answer);
         let mut client = Client::new(server.path());
         let inventory = client.ask().await.unwrap();
-        let own = Place::first(["/proc/self/ns/net".into()]);
+        let inode = |place: Option<Place>| place.map(|place| place.inode);
+        let own = inode(Place::first(["/proc/self/ns/net".into()]));
         assert!(own.is_some());
         let found: Vec<_> = inventory
             .containers
@@ -276,7 +284,8 @@ mod tests {
             .map(|each| {
                 (
                     each.name.as_str(),
-                    &each.place,
+                    each.place.as_ref().map(|place| place.inode),
+                    each.shares,
                     each.host_network,
                     each.addresses.len(),
                 )
@@ -285,9 +294,9 @@ mod tests {
         assert_eq!(
             found,
             [
-                ("web", &own, false, 1),
-                ("side", &own, false, 0),
-                ("agent", &Place::of_host(), true, 0)
+                ("web", own, false, false, 1),
+                ("side", own, true, false, 0),
+                ("agent", inode(Place::of_host()), false, true, 0)
             ]
         );
         assert_eq!(client.ask().await.unwrap(), inventory);

@@ -91,6 +91,8 @@ pub(crate) struct Container {
     pub(crate) pod: Option<String>,
     /// Its network namespace, where it belongs to no pod.
     pub(crate) place: Option<Place>,
+    /// That was made for another container.
+    pub(crate) shares: bool,
     /// It has no network namespace of its own, but that of the host.
     pub(crate) host_network: bool,
     /// Its addresses, where it belongs to no pod.

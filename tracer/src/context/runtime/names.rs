@@ -89,7 +89,10 @@ impl Names {
                 pod: pod.map(Pod::full_name),
                 container: Some(container.name.clone()),
             };
-            let own = container.place.as_ref().filter(|_| !container.host_network);
+            let own = container
+                .place
+                .as_ref()
+                .filter(|_| !container.host_network && !container.shares);
             if let Some(place) = own.filter(|place| place.holds()) {
                 claim(
                     place.inode,
@@ -277,6 +280,17 @@ mod tests {
             ],
         });
         assert_eq!(names.of_netns(here().inode), None);
+    }
+
+    #[test]
+    fn a_netns_that_is_shared_is_that_of_whom_it_was_made_for() {
+        let mut shares = container('b', "side", None, Some(here()));
+        shares.shares = true;
+        let names = Names::of(&Inventory {
+            pods: Vec::new(),
+            containers: vec![container('a', "web", None, Some(here())), shares],
+        });
+        assert_eq!(names.of_netns(here().inode), Some(&named(None, Some("web"))));
     }
 
     #[test]
