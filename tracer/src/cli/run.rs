@@ -31,8 +31,8 @@ use crate::{
     bpf,
     context::{self, Context, ContextError, LostSyns, PodRequest, Pods, ScopeRequest},
     diagnose::{
-        self, Cause, Coverage, Facts, Family, RawEvent, Reconciled, Record, ScopeText, Signature, Summary,
-        SynUnanswered, classify,
+        self, Cause, Coverage, Facts, Family, Need, RawEvent, Reconciled, Record, ScopeText, Signature,
+        Summary, SynUnanswered, classify,
     },
     plan::{
         self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
@@ -111,8 +111,10 @@ struct Run<'a> {
     scoped: Option<BTreeSet<u32>>,
     /// What context could not do, as last told.
     problems: BTreeMap<String, String>,
-    /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
+    /// Reads the kernel's symbols where attaching did without; until they are there, drops that rest on them wait.
     symbols: Option<JoinHandle<Result<Symbols, PlanError>>>,
+    /// Events that wait for them, in order.
+    nameless: Vec<RawEvent>,
     /// Places of frees outside the kernel proper that were seen.
     places: HashSet<u64>,
     /// Why the sink takes no more, once it does not.
@@ -179,6 +181,7 @@ impl<'a> Run<'a> {
             scoped: None,
             problems: BTreeMap::new(),
             symbols: None,
+            nameless: Vec::new(),
             places: HashSet::new(),
             ended: None,
         })
@@ -235,10 +238,9 @@ impl<'a> Run<'a> {
                 found = found(&mut self.symbols) => self.name_by(found?)?,
                 () = modules.changed(), if self.symbols.is_none() => self.modules_changed()?,
                 Some(labelled) = self.pending.next(), if !self.pending.is_empty() => self.deliver(&labelled)?,
-                events = self.ring.read(BATCH), if self.symbols.is_none() && self.pending.len() < PENDING_MAX => {
+                events = self.ring.read(BATCH), if self.has_room() => {
                     for event in events.context("cannot read the ring buffer")? {
-                        self.learn_name(&event)?;
-                        self.take(event)?;
+                        self.take_from_ring(event)?;
                     }
                 }
                 Ok(()) = ipvs.changed() => {
@@ -290,7 +292,29 @@ impl<'a> Run<'a> {
         if changed {
             self.tell_coverage()?;
         }
+        for event in std::mem::take(&mut self.nameless) {
+            self.take_from_ring(event)?;
+        }
         Ok(())
+    }
+
+    /// Whether more events can be taken from the ring.
+    fn has_room(&self) -> bool {
+        self.pending.len() < PENDING_MAX && self.nameless.len() < PENDING_MAX
+    }
+
+    /// Takes an event, at once unless its label rests on symbols that are not there yet.
+    fn take_from_ring(&mut self, event: RawEvent) -> Result<()> {
+        if self.symbols.is_some() {
+            let reason = self.reason(&event);
+            if diagnose::rests_on_symbols(&event, reason.as_deref()) {
+                self.nameless.push(event);
+                return Ok(());
+            }
+        } else {
+            self.learn_name(&event)?;
+        }
+        self.take(event)
     }
 
     fn modules_changed(&mut self) -> Result<()> {
@@ -370,6 +394,7 @@ impl<'a> Run<'a> {
             .needs
             .iter()
             .chain(sister.into_iter().flat_map(|sister| sister.needs))
+            .filter(|need| **need != Need::Symbols)
             .copied()
             .collect();
         let gather = self.context.facts(&event, known, &needs);
@@ -396,15 +421,19 @@ impl<'a> Run<'a> {
 
     /// Fills in the kernel's own names.
     fn name(&self, event: &RawEvent, facts: &mut Facts) {
-        facts.reason = match event.site {
-            Site::Counter => proof::counter_of(event).map(str::to_owned),
-            _ => self.plan.reasons.name(event.header.reason),
-        };
+        facts.reason = self.reason(event);
         facts.location = self.symbol(event.header.location);
         facts.frames = event
             .all(FieldId::Frame)
             .filter_map(|frame| self.symbol(frame))
             .collect();
+    }
+
+    fn reason(&self, event: &RawEvent) -> Option<String> {
+        match event.site {
+            Site::Counter => proof::counter_of(event).map(str::to_owned),
+            _ => self.plan.reasons.name(event.header.reason),
+        }
     }
 
     fn symbol(&self, address: u64) -> Option<String> {
@@ -577,8 +606,7 @@ impl<'a> Run<'a> {
         }
         let last = tokio::time::Instant::now() + LAST_EVENTS;
         for event in self.ring.take(PENDING_MAX) {
-            self.learn_name(&event)?;
-            self.take(event)?;
+            self.take_from_ring(event)?;
         }
         while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
             self.deliver(&labelled)?;

@@ -1,6 +1,8 @@
 //! The form of a cause, and the two uses of the catalogue: a count key names
 //! its cause, an event becomes a labelled drop.
 
+use std::cell::Cell;
+
 use droptrace_common::{CountKey, FieldId, Site, bits, route};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -96,6 +98,8 @@ pub enum Need {
     Sysctl(&'static str),
     /// The same of the initial netns, for settings that no other has.
     HostSysctl(&'static str),
+    /// [`Facts::location`] and [`Facts::frames`], beyond what the rule asks: the kernel's symbols name them, nobody is asked.
+    Symbols,
 }
 
 impl Need {
@@ -103,10 +107,24 @@ impl Need {
     pub const fn is_of_host(self) -> bool {
         matches!(self, Self::MemoryPages | Self::HostSysctl(_))
     }
+
+    /// Whether it takes the kernel's symbols: which rules can have ended a packet is told by the place of its free.
+    const fn is_of_symbols(self) -> bool {
+        matches!(self, Self::Symbols | Self::Rules)
+    }
 }
 
 /// A location that is every one: for the question what drops with a reason may be.
 pub(super) const ANYWHERE: &str = "*";
+
+/// The symbol that freed a packet.
+#[derive(Clone, Copy, Debug)]
+pub enum Location<'a> {
+    /// This one, without compiler suffixes such as `.constprop.0`; `None`: the packet was not freed, or it has no name.
+    Known(Option<&'a str>),
+    /// It has no name yet. Whoever asks is told so, and is noted here.
+    Awaited(&'a Cell<bool>),
+}
 
 /// What a count key and an event alike tell of a drop.
 #[derive(Clone, Copy, Debug)]
@@ -115,8 +133,8 @@ pub struct Signature<'a> {
     pub site: Site,
     /// Name of the kernel's drop reason, without its prefix; `None` on kernels without reasons.
     pub reason: Option<&'a str>,
-    /// Symbol that freed the packet, without compiler suffixes such as `.constprop.0`.
-    pub location: Option<&'a str>,
+    /// Where the packet was freed.
+    pub location: Location<'a>,
     /// See [`droptrace_common::bits`].
     pub bits: u32,
 }
@@ -127,7 +145,7 @@ impl<'a> Signature<'a> {
         Self {
             site: event.site,
             reason: facts.reason.as_deref(),
-            location: facts.location.as_deref().map(plain_symbol),
+            location: Location::Known(facts.location.as_deref().map(plain_symbol)),
             bits: event.header.bits,
         }
         .settled()
@@ -138,7 +156,7 @@ impl<'a> Signature<'a> {
         Self {
             site: Site::from_number(key.site).unwrap_or(Site::Free),
             reason,
-            location: location.map(plain_symbol),
+            location: Location::Known(location.map(plain_symbol)),
             bits: key.bits,
         }
         .settled()
@@ -155,9 +173,20 @@ impl<'a> Signature<'a> {
         self.bits & wanted == wanted
     }
 
+    /// Symbol that freed the packet, as far as it is known.
+    pub fn place(&self) -> Option<&'a str> {
+        match self.location {
+            Location::Known(location) => location,
+            Location::Awaited(asked) => {
+                asked.set(true);
+                None
+            }
+        }
+    }
+
     /// Whether the packet was freed by one of these functions.
     pub fn at(&self, symbols: &[&str]) -> bool {
-        self.location
+        self.place()
             .is_some_and(|location| location == ANYWHERE || symbols.contains(&location))
     }
 
@@ -283,6 +312,26 @@ pub fn classify(signature: &Signature<'_>) -> &'static Cause {
         .copied()
         .find(|cause| (cause.matches)(signature))
         .unwrap_or(&UNKNOWN)
+}
+
+/// Whether it takes the kernel's symbols to label an event with this reason, or to say what is known of it. Where no rule
+/// asks for the place on the way to a cause, the event is that cause wherever it was freed.
+pub fn rests_on_symbols(event: &RawEvent, reason: Option<&str>) -> bool {
+    if event.header.location == 0 && event.field(FieldId::Frame).is_none() {
+        return false;
+    }
+    let asked = Cell::new(false);
+    let signature = Signature {
+        site: event.site,
+        reason,
+        location: Location::Awaited(&asked),
+        bits: event.header.bits,
+    }
+    .settled();
+    let cause = classify(&signature);
+    let _ = (cause.verdict)(&signature);
+    // What a sister rests on is known only once it is told from this one.
+    asked.get() || cause.refine.is_some() || cause.needs.iter().any(|need| need.is_of_symbols())
 }
 
 /// Labels an event.

@@ -15,8 +15,8 @@ mod record;
 mod topics;
 
 pub use catalogue::{
-    Cause, CountedBy, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify,
-    diagnose, join_misdelivered,
+    Cause, CountedBy, Counter, Family, Finding, Location, Need, Signature, Split, catalogue, cause_by_slug,
+    classify, diagnose, join_misdelivered, rests_on_symbols,
 };
 pub use causes::UNPROVOKED;
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};
