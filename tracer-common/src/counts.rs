@@ -106,4 +106,45 @@ impl Sampling {
         token_ns: 10_000_000,
         burst: 200,
     };
+
+    /// Bytes of the largest ring.
+    pub const RING_MAX: u32 = 4 << 20;
+
+    /// Bytes of the ring on a host with so many CPUs: twice what a key can have saved up on each, at the largest size of an
+    /// event. Each page of it counts twice for the process that reads it, hence no more.
+    pub const fn ring_bytes(self, cpus: u32) -> u32 {
+        const EACH_CPU: u32 = 512 << 10;
+        if self.token_ns == 0 {
+            return Self::RING_MAX;
+        }
+        let wanted = cpus.saturating_mul(EACH_CPU);
+        if wanted >= Self::RING_MAX {
+            Self::RING_MAX
+        } else if wanted <= EACH_CPU {
+            EACH_CPU * 2
+        } else {
+            wanted.next_power_of_two()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EVENT_MAX;
+
+    #[test]
+    fn the_ring_holds_what_a_key_can_have_saved_up() {
+        for cpus in 1..=8 {
+            let burst = Sampling::DEFAULT.burst * u64::from(cpus) * EVENT_MAX as u64;
+            let ring = Sampling::DEFAULT.ring_bytes(cpus);
+            assert!(
+                ring.is_power_of_two() && u64::from(ring) >= burst,
+                "{cpus}: {ring}"
+            );
+        }
+        assert_eq!(Sampling::DEFAULT.ring_bytes(1), 1 << 20);
+        assert_eq!(Sampling::DEFAULT.ring_bytes(u32::MAX), Sampling::RING_MAX);
+        assert_eq!(Sampling::EVERY.ring_bytes(2), Sampling::RING_MAX);
+    }
 }

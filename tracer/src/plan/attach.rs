@@ -35,6 +35,9 @@ use crate::{
 /// Map that carries the layout of modules to the programs.
 const MODULE_LAYOUT_MAP: &str = "IPVS_LAYOUT";
 
+/// Map that carries full events to user space.
+const EVENTS_MAP: &str = "EVENTS";
+
 /// A folder that every system has, and that holds no BTF.
 const ELSEWHERE: &str = "/proc/self/fdinfo";
 
@@ -192,7 +195,8 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
         .override_global("SAMPLING", &options.sampling, true)
-        .override_global("AYA_LOG_LEVEL", &log_level, true);
+        .override_global("AYA_LOG_LEVEL", &log_level, true)
+        .map_max_entries(EVENTS_MAP, options.sampling.ring_bytes(cpus()));
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
@@ -212,6 +216,11 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     };
     loaded.write_module_layout(&plan.module_layout)?;
     Ok(loaded)
+}
+
+/// CPUs that may bring events; where the kernel does not say, as many as would fill the largest ring.
+fn cpus() -> u32 {
+    aya::util::nr_cpus().map_or(u32::MAX, |cpus| u32::try_from(cpus).unwrap_or(u32::MAX))
 }
 
 /// A loader that did not parse the kernel's BTF. aya's parses it when it is made, whatever it is told afterwards, which takes
