@@ -40,11 +40,11 @@ pub struct CountValue {
     pub packets: u64,
     /// Of these, sent as full events.
     pub sent: u64,
-    /// Not sent because the ring was full.
+    /// Not sent, in full or in short, because the ring was full.
     pub ring_full: u64,
-    /// Not sent because the key's token bucket was empty.
+    /// Not sent because the key's token bucket was empty; one that travelled in short is not among them.
     pub sampled: u64,
-    /// Events not sent since the last one that was.
+    /// Events not sent in full since the last one that was.
     pub skipped: u64,
     /// Tokens left in the bucket.
     pub tokens: u64,
@@ -78,14 +78,16 @@ pub const TALLIES: u32 = 7;
 /// Keys none of whose events is wanted, at most.
 pub const QUIET_MAX: u32 = 1024;
 
-/// How many full events travel. Read-only for the programs, set before they are loaded.
+/// What travels of the drops. Read-only for the programs, set before they are loaded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Nanoseconds in which a count key earns one event, on each CPU.
+    /// Nanoseconds in which a count key earns one full event, on each CPU.
     pub token_ns: u64,
-    /// Events that a key can have saved up.
+    /// Full events that a key can have saved up.
     pub burst: u64,
+    /// Whether drops without a full event travel as brief records: 1 or 0.
+    pub briefs: u64,
 }
 
 impl Default for Sampling {
@@ -95,16 +97,17 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Every event, as far as the ring has room.
-    pub const EVERY: Self = Self {
-        token_ns: 0,
-        burst: 0,
-    };
-
     /// 100 events per second for each key and CPU, and 200 at once: more than anyone reads.
     pub const DEFAULT: Self = Self {
         token_ns: 10_000_000,
         burst: 200,
+        briefs: 0,
+    };
+
+    /// Every drop, as far as the rings have room: those beyond [`Sampling::DEFAULT`] in short.
+    pub const EVERY: Self = Self {
+        briefs: 1,
+        ..Self::DEFAULT
     };
 
     /// Bytes of the largest ring.
@@ -112,11 +115,8 @@ impl Sampling {
 
     /// Bytes of the ring on a host with so many CPUs: twice what a key can have saved up on each, at the largest size of an
     /// event. Each page of it counts twice for the process that reads it, hence no more.
-    pub const fn ring_bytes(self, cpus: u32) -> u32 {
+    pub const fn ring_bytes(cpus: u32) -> u32 {
         const EACH_CPU: u32 = 512 << 10;
-        if self.token_ns == 0 {
-            return Self::RING_MAX;
-        }
         let wanted = cpus.saturating_mul(EACH_CPU);
         if wanted >= Self::RING_MAX {
             Self::RING_MAX
@@ -137,14 +137,13 @@ mod tests {
     fn the_ring_holds_what_a_key_can_have_saved_up() {
         for cpus in 1..=8 {
             let burst = Sampling::DEFAULT.burst * u64::from(cpus) * EVENT_MAX as u64;
-            let ring = Sampling::DEFAULT.ring_bytes(cpus);
+            let ring = Sampling::ring_bytes(cpus);
             assert!(
                 ring.is_power_of_two() && u64::from(ring) >= burst,
                 "{cpus}: {ring}"
             );
         }
-        assert_eq!(Sampling::DEFAULT.ring_bytes(1), 1 << 20);
-        assert_eq!(Sampling::DEFAULT.ring_bytes(u32::MAX), Sampling::RING_MAX);
-        assert_eq!(Sampling::EVERY.ring_bytes(2), Sampling::RING_MAX);
+        assert_eq!(Sampling::ring_bytes(1), 1 << 20);
+        assert_eq!(Sampling::ring_bytes(u32::MAX), Sampling::RING_MAX);
     }
 }

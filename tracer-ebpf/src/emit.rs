@@ -17,6 +17,7 @@ use droptrace_common::{
 };
 
 use crate::{
+    brief,
     hint::{HINT_FIELDS, Hint},
     kernel,
     maps::{BUFFERS, COUNTS, EVENTS, QUIET, TALLIES_MAP},
@@ -39,7 +40,7 @@ pub(crate) const BUFFERS_MAX: u32 = 4;
 /// Filled by user space before loading.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata")]
-static SAMPLING: Sampling = Sampling::DEFAULT;
+pub(crate) static SAMPLING: Sampling = Sampling::DEFAULT;
 
 /// Nanoseconds in which a count key's bucket earns one event.
 #[inline(always)]
@@ -230,7 +231,7 @@ pub(crate) fn take_headers(buffer: &mut EventBuffer) -> u32 {
     header.len = len;
     header.packet_len = packet_len as u16;
     header.protocol = ethertype;
-    header.pkt_type = skb.packet_type();
+    header.pkt_type = skb.packet_type() as u16;
     header.iif = skb.iif;
     let mut found = packet::parse(&mut work.tuple, packet, packet_len, ethertype);
     if header.pkt_type == 3 {
@@ -256,7 +257,7 @@ pub(crate) struct Drop {
 pub(crate) enum Counted {
     /// It is to be sent.
     Wanted,
-    /// Its key's bucket is empty.
+    /// Its key's bucket is empty; it travels in short where that is asked for.
     LeftOut,
     /// Nobody wants to see one of its key.
     Quiet,
@@ -286,9 +287,7 @@ pub(crate) fn count(
     let tokens = if earned > bucket_ns() { bucket_ns() } else { earned };
     if tokens < token_ns() {
         value.tokens = tokens;
-        value.sampled += 1;
-        value.skipped += 1;
-        return Counted::LeftOut;
+        return left_out(buffer, drop, value, now);
     }
     value.tokens = tokens;
     // SAFETY: the value is not read.
@@ -299,6 +298,7 @@ pub(crate) fn count(
     settle(&buffer.work, value);
     let header = &mut buffer.header;
     header.skipped = value.skipped as u32;
+    header.briefly = u16::from(brief::wanted());
     header.ktime_ns = now;
     header.location = drop.location;
     header.netns = drop.netns;
@@ -310,6 +310,25 @@ pub(crate) fn count(
     // SAFETY: no precondition.
     header.cpu = unsafe { bpf_get_smp_processor_id() } as u16;
     Counted::Wanted
+}
+
+/// What becomes of a drop without a full event: it travels in short, where that is asked for.
+#[inline(always)]
+fn left_out(buffer: &EventBuffer, drop: &Drop, value: &mut CountValue, now: u64) -> Counted {
+    if !brief::wanted() {
+        value.sampled += 1;
+        value.skipped += 1;
+        return Counted::LeftOut;
+    }
+    // SAFETY: the value is not read.
+    if unsafe { QUIET.get(&buffer.work.key) }.is_some() {
+        return Counted::Quiet;
+    }
+    value.skipped += 1;
+    if !brief::of_event(buffer, drop, now) {
+        value.ring_full += 1;
+    }
+    Counted::LeftOut
 }
 
 #[inline(always)]

@@ -21,6 +21,10 @@ use crate::{
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(Sampling::RING_MAX, 0);
 
+/// Brief records; user space makes it larger where they are wanted.
+#[map]
+pub(crate) static BRIEFS: RingBuf = RingBuf::with_byte_size(4 << 10, 0);
+
 /// Exact counts.
 #[map]
 pub(crate) static COUNTS: PerCpuHashMap<CountKey, CountValue> = PerCpuHashMap::with_max_entries(8192, 0);

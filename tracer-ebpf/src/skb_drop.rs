@@ -334,7 +334,7 @@ fn examine(ctx: &impl Free) -> bool {
             && !hinted
             && let Some(frees) = here()
         {
-            memo::note(frees, &buffer.work, counted == Counted::Quiet);
+            memo::note(frees, &buffer.work, ifindex, counted == Counted::Quiet);
         }
     }
     emit::release(buffer);

@@ -54,7 +54,7 @@ use std::{
     time::Duration,
 };
 
-pub use clock::{monotonic_ns, wall_time};
+pub use clock::{monotonic_ns, offset_ns, wall_time};
 pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
 pub use nic::Missed;

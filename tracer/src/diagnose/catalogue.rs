@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Direction, Drop, Evidence, Facts, FoundBy, RawEvent, Remedy, Verdict,
     causes::{ALL, IPVS_TIMEWAIT_REUSE, UNKNOWN, settled_site},
+    record,
 };
 
 /// Groups of causes, as `explain` lists them.
@@ -47,6 +48,16 @@ pub enum Split {
     Exact,
     /// The sum with the sister cause is exact; the split is known from full events only.
     Sampled,
+}
+
+impl Split {
+    /// The word in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Sampled => "sampled",
+        }
+    }
 }
 
 /// A kernel counter that a cause adds to.
@@ -353,7 +364,11 @@ pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
         title: cause.title.to_owned(),
         benign: cause.benign,
         found_by: found_by(event),
-        packets: 1 + u64::from(header.skipped),
+        packets: if header.briefly == 0 {
+            1 + u64::from(header.skipped)
+        } else {
+            1
+        },
         netns: (header.netns != 0).then_some(header.netns),
         netns_name: facts.netns_name.clone(),
         pod: facts.pod.clone(),
@@ -368,7 +383,7 @@ pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
         dport: packet.dport,
         protocol: packet
             .protocol_name()
-            .or_else(|| (header.protocol != 0).then(|| format!("ethertype {:#06x}", header.protocol))),
+            .or_else(|| record::ethertype(header.protocol)),
         flags: packet.tcp.map(super::Tcp::flags_text),
         length: header.len,
         owner: found.owner.or_else(|| facts.owner.clone()),

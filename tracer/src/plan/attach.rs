@@ -196,7 +196,7 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         .override_global("SCOPE", &scope, true)
         .override_global("SAMPLING", &options.sampling, true)
         .override_global("AYA_LOG_LEVEL", &log_level, true)
-        .map_max_entries(EVENTS_MAP, options.sampling.ring_bytes(cpus()));
+        .map_max_entries(EVENTS_MAP, Sampling::ring_bytes(cpus()));
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
