@@ -33,6 +33,12 @@ struct About {
 /// Sends the drop whose packet is in the buffer, and which was counted under the key there. False: the ring is full.
 #[inline(always)]
 pub(crate) fn of_event(buffer: &EventBuffer, drop: &Drop, now: u64) -> bool {
+    of_told_as(buffer, &buffer.work.key, drop, now)
+}
+
+/// The same, counted under this key.
+#[inline(always)]
+fn of_told_as(buffer: &EventBuffer, key: &CountKey, drop: &Drop, now: u64) -> bool {
     let header = &buffer.header;
     let about = About {
         ktime_ns: now,
@@ -43,9 +49,25 @@ pub(crate) fn of_event(buffer: &EventBuffer, drop: &Drop, now: u64) -> bool {
         pkt_type: header.pkt_type,
         freed: drop.location != 0,
     };
-    send(&about, &buffer.work.key, |index| {
+    send(&about, key, |index| {
         packet::word(&buffer.packet, index * size_of::<u64>())
     })
+}
+
+/// Sends the drop that its hook tells, whose packet is in the buffer, and which is like those of the memo. False: the ring is full.
+#[inline(always)]
+pub(crate) fn of_told(buffer: &EventBuffer, memo: &Memo) -> bool {
+    let drop = Drop {
+        site: memo.key.site,
+        netns: memo.key.netns,
+        ifindex: buffer.header.iif,
+        reason: 0,
+        location: 0,
+        bits: memo.key.bits,
+    };
+    // SAFETY: no precondition.
+    let now = unsafe { bpf_ktime_get_ns() };
+    of_told_as(buffer, &memo.key, &drop, now)
 }
 
 /// Sends a packet whose free is like those of the memo. False: the ring is full.

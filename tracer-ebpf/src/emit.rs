@@ -21,6 +21,7 @@ use crate::{
     hint::{HINT_FIELDS, Hint},
     kernel,
     maps::{BUFFERS, COUNTS, EVENTS, QUIET, TALLIES_MAP},
+    memo,
     packet::{self, Extent, Tuple},
     scope,
     skb::SkBuff,
@@ -208,6 +209,13 @@ pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
 /// The same of the packet whose `sk_buff` is read, without the number of its segments, which only an event needs.
 #[inline(always)]
 pub(crate) fn take_headers(buffer: &mut EventBuffer) -> u32 {
+    take_bytes(buffer);
+    parse(buffer)
+}
+
+/// Reads the first bytes of the packet whose `sk_buff` is read into the buffer, and fills what the header says of the packet.
+#[inline(always)]
+fn take_bytes(buffer: &mut EventBuffer) {
     let EventBuffer {
         header, packet, work, ..
     } = buffer;
@@ -233,7 +241,20 @@ pub(crate) fn take_headers(buffer: &mut EventBuffer) -> u32 {
     header.protocol = ethertype;
     header.pkt_type = skb.packet_type() as u16;
     header.iif = skb.iif;
-    let mut found = packet::parse(&mut work.tuple, packet, packet_len, ethertype);
+}
+
+/// Fills the tuple from these bytes, and gives the bits that the packet alone tells.
+#[inline(always)]
+fn parse(buffer: &mut EventBuffer) -> u32 {
+    let EventBuffer {
+        header, packet, work, ..
+    } = buffer;
+    let mut found = packet::parse(
+        &mut work.tuple,
+        packet,
+        u32::from(header.packet_len),
+        header.protocol,
+    );
     if header.pkt_type == 3 {
         found |= bits::OTHER_HOST;
     }
@@ -388,8 +409,27 @@ fn output(buffer: &EventBuffer, size: usize) -> bool {
 #[inline(always)]
 pub(crate) fn direct(skb: u64, site: u16, netns: u32, extra: u32, fill: impl FnOnce(&mut Fields<'_>)) {
     let Some(buffer) = acquire() else { return };
-    let found = take_packet(buffer, skb);
-    finish(buffer, site, netns, found | extra, fill);
+    buffer.work.skb.read(skb);
+    take_bytes(buffer);
+    memo::take_told(buffer, site, netns, extra);
+    if memo::counts_told(buffer) {
+        release(buffer);
+        return;
+    }
+    let found = parse(buffer) | extra;
+    buffer.header.segments = buffer.work.skb.segments();
+    let settle = |work: &Work, value: &mut CountValue| {
+        if let Some(frees) = memo::here() {
+            memo::settle(frees, &work.like, &work.key, value);
+        }
+    };
+    let counted = finish_settled(buffer, site, netns, found, settle, fill);
+    if matches!(counted, Some(Counted::LeftOut | Counted::Quiet))
+        && let Some(frees) = memo::here()
+    {
+        let ifindex = buffer.header.iif;
+        memo::note(frees, &buffer.work, ifindex, counted == Some(Counted::Quiet));
+    }
     release(buffer);
 }
 
@@ -402,8 +442,21 @@ pub(crate) fn finish(
     found: u32,
     fill: impl FnOnce(&mut Fields<'_>),
 ) {
+    finish_settled(buffer, site, netns, found, |_, _| {}, fill);
+}
+
+/// The same; `settle` is that of [`count`]. None: it is out of scope.
+#[inline(always)]
+fn finish_settled(
+    buffer: &mut EventBuffer,
+    site: u16,
+    netns: u32,
+    found: u32,
+    settle: impl FnOnce(&Work, &mut CountValue),
+    fill: impl FnOnce(&mut Fields<'_>),
+) -> Option<Counted> {
     if !scope::admits(&buffer.work.tuple, netns) {
-        return;
+        return None;
     }
     buffer.header.bits = found;
     packet::memberships(&mut buffer.header.bits, &mut buffer.work, netns);
@@ -415,7 +468,8 @@ pub(crate) fn finish(
         location: 0,
         bits: buffer.header.bits,
     };
-    if count(buffer, &drop, 0, |_, _| {}) == Counted::Wanted {
+    let counted = count(buffer, &drop, 0, settle);
+    if counted == Counted::Wanted {
         let fields = {
             let mut fields = Fields::new(&mut buffer.fields);
             fill(&mut fields);
@@ -423,6 +477,7 @@ pub(crate) fn finish(
         };
         send(buffer, fields);
     }
+    Some(counted)
 }
 
 /// Counts something that is no drop of a packet, without an event.

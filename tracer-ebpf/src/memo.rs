@@ -11,9 +11,9 @@ use network_types::ip::IpProto;
 
 use crate::{
     brief,
-    emit::Work,
+    emit::{EventBuffer, Work},
     hint, kernel,
-    maps::{COUNTS, HINTED_UNTIL},
+    maps::{COUNTS, FREES, HINTED_UNTIL},
     packet::{self, ETH_P_IP, ETH_P_IPV6},
     scope,
     skb::SkBuff,
@@ -41,6 +41,13 @@ const TCP_FLAGS: u64 = 0x16;
 /// Jiffies, of which a second has 1,000 at most, in which a hint or mark may wait for its packet: as long as the oldest one
 /// that is used.
 const HINTS_WAIT: u64 = 10_001;
+
+/// What this CPU remembers of frees.
+#[inline(always)]
+pub(crate) fn here() -> Option<&'static mut Frees> {
+    // SAFETY: this CPU's.
+    FREES.get_ptr_mut(0).map(|frees| unsafe { &mut *frees })
+}
 
 /// A hint or mark was left: before a memo is used, it is asked for.
 #[inline(always)]
@@ -106,6 +113,41 @@ pub(crate) fn counts(ctx: &impl Typed, frees: &mut Frees) -> bool {
             if memo.quiet != 0 {
                 kernel::count_up(&mut memo.packets[QUIET]);
             } else if brief::wanted() && brief::of_free(skb, &like, linear, memo) {
+                kernel::count_up(&mut memo.packets[IN_SHORT]);
+            } else {
+                kernel::count_up(&mut memo.packets[LEFT_OUT]);
+            }
+            return true;
+        }
+    }
+    false
+}
+
+/// Takes what a drop is like that its hook tells, whose packet is in the buffer. No place of a free is as low as the number of a
+/// site.
+#[inline(always)]
+pub(crate) fn take_told(buffer: &mut EventBuffer, site: u16, netns: u32, extra: u32) {
+    let EventBuffer { work, packet, .. } = buffer;
+    take(&mut work.like, &work.skb, packet, 0);
+    work.like.location = u64::from(site);
+    work.like.reason = u64::from(extra);
+    work.like.rx_net = u64::from(netns);
+}
+
+/// Counts a drop that its hook tells if it is like one before. False: it is to be looked at.
+#[inline(always)]
+pub(crate) fn counts_told(buffer: &EventBuffer) -> bool {
+    let Some(frees) = here() else { return false };
+    let like = &buffer.work.like;
+    let linear = u64::from(buffer.work.skb.extent().linear);
+    // SAFETY: no precondition.
+    let now = unsafe { bpf_jiffies64() };
+    for way in 0..WAYS {
+        let memo = &mut frees.memos[place(like, way)];
+        if holds(memo, now) && is_of(memo, like, linear) {
+            if memo.quiet != 0 {
+                kernel::count_up(&mut memo.packets[QUIET]);
+            } else if brief::wanted() && brief::of_told(buffer, memo) {
                 kernel::count_up(&mut memo.packets[IN_SHORT]);
             } else {
                 kernel::count_up(&mut memo.packets[LEFT_OUT]);
