@@ -141,6 +141,12 @@ impl Netns {
         Ok(())
     }
 
+    /// What the first counter of its nftables ruleset counted.
+    pub fn nft_packets(&self) -> Result<u64> {
+        let ruleset = self.run("nft list ruleset")?;
+        packets_of_rule(&ruleset).with_context(|| format!("no counter in {ruleset}"))
+    }
+
     /// Sets a sysctl (`net.ipv4.tcp_syncookies`); a slash stands for a dot inside a device name.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         let path = sysctl_path(name);
@@ -290,4 +296,24 @@ pub fn ensure_guest() -> Result<()> {
          DROPTRACE_TESTS_HERE=1 runs them here nevertheless"
     );
     Ok(())
+}
+
+/// What the first counter of a ruleset counted.
+fn packets_of_rule(ruleset: &str) -> Option<u64> {
+    let (_, rest) = ruleset.split_once("counter packets ")?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counter_of_a_rule_is_read() {
+        assert_eq!(
+            packets_of_rule("chain c {\n udp dport 9000 counter packets 1200 bytes 52800 drop\n}"),
+            Some(1200)
+        );
+        assert_eq!(packets_of_rule("chain c { }"), None);
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use droptrace::diagnose::{Counts, Coverage, Drop as Labelled, Name, Reconciled, Record, Summary};
+use droptrace::diagnose::{Brief, Counts, Coverage, Drop as Labelled, Name, Reconciled, Record, Summary};
 use jiff::Timestamp;
 use nix::{
     sys::signal::{Signal, kill},
@@ -49,6 +49,8 @@ pub struct SoFar {
     pub drops: Vec<Arc<Labelled>>,
     /// Names that came later than drops, in order.
     pub names: Vec<Name>,
+    /// Every drop in short, in order.
+    pub briefs: Vec<Brief>,
     /// The last totals.
     pub counts: Option<Counts>,
     /// The end of the run.
@@ -221,6 +223,7 @@ impl Said {
         self.change(|so_far| match record {
             Ok(Record::Coverage(coverage)) => so_far.coverage.push(coverage),
             Ok(Record::Drop(drop)) => so_far.drops.push(Arc::from(drop)),
+            Ok(Record::Brief(brief)) => so_far.briefs.push(*brief),
             Ok(Record::Counts(counts)) => so_far.counts = Some(counts),
             Ok(Record::Name(name)) => so_far.names.push(name),
             Ok(Record::Summary(summary)) => so_far.summary = Some(summary),

@@ -40,11 +40,11 @@ pub struct CountValue {
     pub packets: u64,
     /// Of these, sent as full events.
     pub sent: u64,
-    /// Not sent because the ring was full.
+    /// Not sent, in full or in short, because the ring was full.
     pub ring_full: u64,
-    /// Not sent because the key's token bucket was empty.
+    /// Not sent because the key's token bucket was empty; one that travelled in short is not among them.
     pub sampled: u64,
-    /// Events not sent since the last one that was.
+    /// Events not sent in full since the last one that was.
     pub skipped: u64,
     /// Tokens left in the bucket.
     pub tokens: u64,
@@ -78,14 +78,16 @@ pub const TALLIES: u32 = 7;
 /// Keys none of whose events is wanted, at most.
 pub const QUIET_MAX: u32 = 1024;
 
-/// How many full events travel. Read-only for the programs, set before they are loaded.
+/// What travels of the drops. Read-only for the programs, set before they are loaded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Nanoseconds in which a count key earns one event, on each CPU.
+    /// Nanoseconds in which a count key earns one full event, on each CPU.
     pub token_ns: u64,
-    /// Events that a key can have saved up.
+    /// Full events that a key can have saved up.
     pub burst: u64,
+    /// Whether drops without a full event travel as brief records: 1 or 0.
+    pub briefs: u64,
 }
 
 impl Default for Sampling {
@@ -95,15 +97,53 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Every event, as far as the ring has room.
-    pub const EVERY: Self = Self {
-        token_ns: 0,
-        burst: 0,
-    };
-
     /// 100 events per second for each key and CPU, and 200 at once: more than anyone reads.
     pub const DEFAULT: Self = Self {
         token_ns: 10_000_000,
         burst: 200,
+        briefs: 0,
     };
+
+    /// Every drop, as far as the rings have room: those beyond [`Sampling::DEFAULT`] in short.
+    pub const EVERY: Self = Self {
+        briefs: 1,
+        ..Self::DEFAULT
+    };
+
+    /// Bytes of the largest ring.
+    pub const RING_MAX: u32 = 4 << 20;
+
+    /// Bytes of the ring on a host with so many CPUs: twice what a key can have saved up on each, at the largest size of an
+    /// event. Each page of it counts twice for the process that reads it, hence no more.
+    pub const fn ring_bytes(cpus: u32) -> u32 {
+        const EACH_CPU: u32 = 512 << 10;
+        let wanted = cpus.saturating_mul(EACH_CPU);
+        if wanted >= Self::RING_MAX {
+            Self::RING_MAX
+        } else if wanted <= EACH_CPU {
+            EACH_CPU * 2
+        } else {
+            wanted.next_power_of_two()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EVENT_MAX;
+
+    #[test]
+    fn the_ring_holds_what_a_key_can_have_saved_up() {
+        for cpus in 1..=8 {
+            let burst = Sampling::DEFAULT.burst * u64::from(cpus) * EVENT_MAX as u64;
+            let ring = Sampling::ring_bytes(cpus);
+            assert!(
+                ring.is_power_of_two() && u64::from(ring) >= burst,
+                "{cpus}: {ring}"
+            );
+        }
+        assert_eq!(Sampling::ring_bytes(1), 1 << 20);
+        assert_eq!(Sampling::ring_bytes(u32::MAX), Sampling::RING_MAX);
+    }
 }

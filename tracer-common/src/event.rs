@@ -1,6 +1,8 @@
 //! The raw event: a fixed header, the first bytes of the packet, and a short
 //! list of (field, value).
 
+use crate::CountKey;
+
 /// Bytes of packet headers that travel with an event, from the network header on.
 pub const PACKET_MAX: usize = 128;
 /// Fields that one event can carry.
@@ -48,7 +50,23 @@ pub struct EventHeader {
     /// Events of this count key, on this CPU, counted but not sent since the previous one that was.
     pub skipped: u32,
     /// `skb->pkt_type`: 0 host, 1 broadcast, 2 multicast, 3 other host, 4 outgoing.
-    pub pkt_type: u32,
+    pub pkt_type: u16,
+    /// Whether those not sent travelled as brief records, as far as there was room: 1 or 0. Then this one stands for itself alone.
+    pub briefly: u16,
+}
+
+impl EventHeader {
+    /// What the event was counted as.
+    pub const fn key(&self) -> CountKey {
+        CountKey {
+            location: CountKey::place(Site::from_number(self.site), self.location),
+            netns: self.netns,
+            reason: self.reason,
+            bits: self.bits,
+            site: self.site,
+            pad: 0,
+        }
+    }
 }
 
 /// One value that a hook read in the kernel.

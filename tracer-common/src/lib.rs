@@ -6,6 +6,7 @@
 //! a field exists once.
 #![cfg_attr(not(test), no_std)]
 
+mod brief;
 mod counts;
 mod event;
 mod layout;
@@ -15,6 +16,7 @@ mod pod;
 mod scope;
 mod sets;
 
+pub use brief::{BRIEF_PACKET, BriefEvent};
 pub use counts::{CountKey, CountValue, QUIET_MAX, Sampling, TALLIES, Tally};
 pub use event::{
     EVENT_MAX, EventHeader, FIELDS_MAX, Field, FieldId, PACKET_MAX, Site, bits, ct_status, route,

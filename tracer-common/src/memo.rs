@@ -50,9 +50,11 @@ pub struct Memo {
     pub least: u64,
     /// 0: the key's events are left out, since there are too many; 1: nobody wants them.
     pub quiet: u64,
-    /// Packets, by [`Memo::quiet`].
-    pub packets: [u64; 2],
-    /// Of those left out, how many an event that was sent has stood for.
+    /// Index of the device, where the packets have one.
+    pub ifindex: u64,
+    /// Packets, by [`Memo::quiet`]; the last are those that travelled as brief records.
+    pub packets: [u64; 3],
+    /// Of those left out, and those that travelled in short, how many an event that was sent came after.
     pub settled: u64,
     /// The key.
     pub key: CountKey,

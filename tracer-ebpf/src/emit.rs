@@ -17,9 +17,11 @@ use droptrace_common::{
 };
 
 use crate::{
+    brief,
     hint::{HINT_FIELDS, Hint},
     kernel,
     maps::{BUFFERS, COUNTS, EVENTS, QUIET, TALLIES_MAP},
+    memo,
     packet::{self, Extent, Tuple},
     scope,
     skb::SkBuff,
@@ -39,7 +41,7 @@ pub(crate) const BUFFERS_MAX: u32 = 4;
 /// Filled by user space before loading.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".rodata")]
-static SAMPLING: Sampling = Sampling::DEFAULT;
+pub(crate) static SAMPLING: Sampling = Sampling::DEFAULT;
 
 /// Nanoseconds in which a count key's bucket earns one event.
 #[inline(always)]
@@ -207,6 +209,13 @@ pub(crate) fn take_packet(buffer: &mut EventBuffer, skb: u64) -> u32 {
 /// The same of the packet whose `sk_buff` is read, without the number of its segments, which only an event needs.
 #[inline(always)]
 pub(crate) fn take_headers(buffer: &mut EventBuffer) -> u32 {
+    take_bytes(buffer);
+    parse(buffer)
+}
+
+/// Reads the first bytes of the packet whose `sk_buff` is read into the buffer, and fills what the header says of the packet.
+#[inline(always)]
+fn take_bytes(buffer: &mut EventBuffer) {
     let EventBuffer {
         header, packet, work, ..
     } = buffer;
@@ -230,9 +239,22 @@ pub(crate) fn take_headers(buffer: &mut EventBuffer) -> u32 {
     header.len = len;
     header.packet_len = packet_len as u16;
     header.protocol = ethertype;
-    header.pkt_type = skb.packet_type();
+    header.pkt_type = skb.packet_type() as u16;
     header.iif = skb.iif;
-    let mut found = packet::parse(&mut work.tuple, packet, packet_len, ethertype);
+}
+
+/// Fills the tuple from these bytes, and gives the bits that the packet alone tells.
+#[inline(always)]
+fn parse(buffer: &mut EventBuffer) -> u32 {
+    let EventBuffer {
+        header, packet, work, ..
+    } = buffer;
+    let mut found = packet::parse(
+        &mut work.tuple,
+        packet,
+        u32::from(header.packet_len),
+        header.protocol,
+    );
     if header.pkt_type == 3 {
         found |= bits::OTHER_HOST;
     }
@@ -256,7 +278,7 @@ pub(crate) struct Drop {
 pub(crate) enum Counted {
     /// It is to be sent.
     Wanted,
-    /// Its key's bucket is empty.
+    /// Its key's bucket is empty; it travels in short where that is asked for.
     LeftOut,
     /// Nobody wants to see one of its key.
     Quiet,
@@ -286,9 +308,7 @@ pub(crate) fn count(
     let tokens = if earned > bucket_ns() { bucket_ns() } else { earned };
     if tokens < token_ns() {
         value.tokens = tokens;
-        value.sampled += 1;
-        value.skipped += 1;
-        return Counted::LeftOut;
+        return left_out(buffer, drop, value, now);
     }
     value.tokens = tokens;
     // SAFETY: the value is not read.
@@ -299,6 +319,7 @@ pub(crate) fn count(
     settle(&buffer.work, value);
     let header = &mut buffer.header;
     header.skipped = value.skipped as u32;
+    header.briefly = u16::from(brief::wanted());
     header.ktime_ns = now;
     header.location = drop.location;
     header.netns = drop.netns;
@@ -310,6 +331,25 @@ pub(crate) fn count(
     // SAFETY: no precondition.
     header.cpu = unsafe { bpf_get_smp_processor_id() } as u16;
     Counted::Wanted
+}
+
+/// What becomes of a drop without a full event: it travels in short, where that is asked for.
+#[inline(always)]
+fn left_out(buffer: &EventBuffer, drop: &Drop, value: &mut CountValue, now: u64) -> Counted {
+    if !brief::wanted() {
+        value.sampled += 1;
+        value.skipped += 1;
+        return Counted::LeftOut;
+    }
+    // SAFETY: the value is not read.
+    if unsafe { QUIET.get(&buffer.work.key) }.is_some() {
+        return Counted::Quiet;
+    }
+    value.skipped += 1;
+    if !brief::of_event(buffer, drop, now) {
+        value.ring_full += 1;
+    }
+    Counted::LeftOut
 }
 
 #[inline(always)]
@@ -369,8 +409,27 @@ fn output(buffer: &EventBuffer, size: usize) -> bool {
 #[inline(always)]
 pub(crate) fn direct(skb: u64, site: u16, netns: u32, extra: u32, fill: impl FnOnce(&mut Fields<'_>)) {
     let Some(buffer) = acquire() else { return };
-    let found = take_packet(buffer, skb);
-    finish(buffer, site, netns, found | extra, fill);
+    buffer.work.skb.read(skb);
+    take_bytes(buffer);
+    memo::take_told(buffer, site, netns, extra);
+    if memo::counts_told(buffer) {
+        release(buffer);
+        return;
+    }
+    let found = parse(buffer) | extra;
+    buffer.header.segments = buffer.work.skb.segments();
+    let settle = |work: &Work, value: &mut CountValue| {
+        if let Some(frees) = memo::here() {
+            memo::settle(frees, &work.like, &work.key, value);
+        }
+    };
+    let counted = finish_settled(buffer, site, netns, found, settle, fill);
+    if matches!(counted, Some(Counted::LeftOut | Counted::Quiet))
+        && let Some(frees) = memo::here()
+    {
+        let ifindex = buffer.header.iif;
+        memo::note(frees, &buffer.work, ifindex, counted == Some(Counted::Quiet));
+    }
     release(buffer);
 }
 
@@ -383,8 +442,21 @@ pub(crate) fn finish(
     found: u32,
     fill: impl FnOnce(&mut Fields<'_>),
 ) {
+    finish_settled(buffer, site, netns, found, |_, _| {}, fill);
+}
+
+/// The same; `settle` is that of [`count`]. None: it is out of scope.
+#[inline(always)]
+fn finish_settled(
+    buffer: &mut EventBuffer,
+    site: u16,
+    netns: u32,
+    found: u32,
+    settle: impl FnOnce(&Work, &mut CountValue),
+    fill: impl FnOnce(&mut Fields<'_>),
+) -> Option<Counted> {
     if !scope::admits(&buffer.work.tuple, netns) {
-        return;
+        return None;
     }
     buffer.header.bits = found;
     packet::memberships(&mut buffer.header.bits, &mut buffer.work, netns);
@@ -396,7 +468,8 @@ pub(crate) fn finish(
         location: 0,
         bits: buffer.header.bits,
     };
-    if count(buffer, &drop, 0, |_, _| {}) == Counted::Wanted {
+    let counted = count(buffer, &drop, 0, settle);
+    if counted == Counted::Wanted {
         let fields = {
             let mut fields = Fields::new(&mut buffer.fields);
             fill(&mut fields);
@@ -404,6 +477,7 @@ pub(crate) fn finish(
         };
         send(buffer, fields);
     }
+    Some(counted)
 }
 
 /// Counts something that is no drop of a packet, without an event.

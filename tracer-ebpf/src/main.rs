@@ -22,6 +22,7 @@
 )]
 
 mod args;
+mod brief;
 mod conntrack;
 mod emit;
 mod hint;

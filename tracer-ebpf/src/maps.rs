@@ -5,8 +5,8 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf},
 };
 use droptrace_common::{
-    Address, AddressKey, AddressValue, CountKey, CountValue, Frees, IpvsLayout, QUIET_MAX, ServiceKey,
-    TALLIES,
+    Address, AddressKey, AddressValue, CountKey, CountValue, Frees, IpvsLayout, QUIET_MAX, Sampling,
+    ServiceKey, TALLIES,
 };
 
 use crate::{
@@ -17,9 +17,13 @@ use crate::{
     scratch::Scratch,
 };
 
-/// Full events.
+/// Full events. User space gives it the size that it takes.
 #[map]
-pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(4 << 20, 0);
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(Sampling::RING_MAX, 0);
+
+/// Brief records; user space makes it larger where they are wanted.
+#[map]
+pub(crate) static BRIEFS: RingBuf = RingBuf::with_byte_size(4 << 10, 0);
 
 /// Exact counts.
 #[map]

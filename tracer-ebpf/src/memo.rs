@@ -10,9 +10,10 @@ use droptrace_common::{
 use network_types::ip::IpProto;
 
 use crate::{
-    emit::Work,
+    brief,
+    emit::{EventBuffer, Work},
     hint, kernel,
-    maps::{COUNTS, HINTED_UNTIL},
+    maps::{COUNTS, FREES, HINTED_UNTIL},
     packet::{self, ETH_P_IP, ETH_P_IPV6},
     scope,
     skb::SkBuff,
@@ -29,12 +30,24 @@ const IDLE: u64 = 25;
 /// Memos that what is like this may be in: two storms at once may have the same first place.
 const WAYS: usize = 2;
 
+/// Places of [`Memo::packets`].
+const LEFT_OUT: usize = 0;
+const QUIET: usize = 1;
+const IN_SHORT: usize = 2;
+
 /// SYN, RST and ACK of a TCP header's flags.
 const TCP_FLAGS: u64 = 0x16;
 
 /// Jiffies, of which a second has 1,000 at most, in which a hint or mark may wait for its packet: as long as the oldest one
 /// that is used.
 const HINTS_WAIT: u64 = 10_001;
+
+/// What this CPU remembers of frees.
+#[inline(always)]
+pub(crate) fn here() -> Option<&'static mut Frees> {
+    // SAFETY: this CPU's.
+    FREES.get_ptr_mut(0).map(|frees| unsafe { &mut *frees })
+}
 
 /// A hint or mark was left: before a memo is used, it is asked for.
 #[inline(always)]
@@ -97,7 +110,48 @@ pub(crate) fn counts(ctx: &impl Typed, frees: &mut Frees) -> bool {
     for way in 0..WAYS {
         let memo = &mut frees.memos[place(&like, way)];
         if holds(memo, now) && is_of(memo, &like, linear) {
-            kernel::count_up(&mut memo.packets[memo.quiet as usize & 1]);
+            if memo.quiet != 0 {
+                kernel::count_up(&mut memo.packets[QUIET]);
+            } else if brief::wanted() && brief::of_free(skb, &like, linear, memo) {
+                kernel::count_up(&mut memo.packets[IN_SHORT]);
+            } else {
+                kernel::count_up(&mut memo.packets[LEFT_OUT]);
+            }
+            return true;
+        }
+    }
+    false
+}
+
+/// Takes what a drop is like that its hook tells, whose packet is in the buffer. No place of a free is as low as the number of a
+/// site.
+#[inline(always)]
+pub(crate) fn take_told(buffer: &mut EventBuffer, site: u16, netns: u32, extra: u32) {
+    let EventBuffer { work, packet, .. } = buffer;
+    take(&mut work.like, &work.skb, packet, 0);
+    work.like.location = u64::from(site);
+    work.like.reason = u64::from(extra);
+    work.like.rx_net = u64::from(netns);
+}
+
+/// Counts a drop that its hook tells if it is like one before. False: it is to be looked at.
+#[inline(always)]
+pub(crate) fn counts_told(buffer: &EventBuffer) -> bool {
+    let Some(frees) = here() else { return false };
+    let like = &buffer.work.like;
+    let linear = u64::from(buffer.work.skb.extent().linear);
+    // SAFETY: no precondition.
+    let now = unsafe { bpf_jiffies64() };
+    for way in 0..WAYS {
+        let memo = &mut frees.memos[place(like, way)];
+        if holds(memo, now) && is_of(memo, like, linear) {
+            if memo.quiet != 0 {
+                kernel::count_up(&mut memo.packets[QUIET]);
+            } else if brief::wanted() && brief::of_told(buffer, memo) {
+                kernel::count_up(&mut memo.packets[IN_SHORT]);
+            } else {
+                kernel::count_up(&mut memo.packets[LEFT_OUT]);
+            }
             return true;
         }
     }
@@ -130,7 +184,7 @@ pub(crate) fn settle(frees: &mut Frees, like: &Like, key: &CountKey, value: &mut
     for way in 0..WAYS {
         let memo = &mut frees.memos[place(like, way)];
         if memo.serial & 1 == 0 && same(&memo.key, key) {
-            let left_out = memo.packets[0];
+            let left_out = memo.packets[LEFT_OUT] + memo.packets[IN_SHORT];
             value.skipped += left_out.wrapping_sub(memo.settled);
             memo.settled = left_out;
         }
@@ -139,14 +193,14 @@ pub(crate) fn settle(frees: &mut Frees, like: &Like, key: &CountKey, value: &mut
 
 /// Notes that frees like this one are counted under the key in `work`.
 #[inline(always)]
-pub(crate) fn note(frees: &mut Frees, work: &Work, quiet: bool) {
+pub(crate) fn note(frees: &mut Frees, work: &Work, ifindex: u32, quiet: bool) {
     let Some((mask, least)) = matters(work) else {
         return;
     };
     for way in 0..WAYS {
         let memo = &mut frees.memos[place(&work.like, way)];
         if is_free_for(memo, &work.key) {
-            write(memo, work, mask, least, quiet);
+            write(memo, work, mask, least, ifindex, quiet);
             return;
         }
     }
@@ -164,7 +218,7 @@ fn is_free_for(memo: &Memo, key: &CountKey) -> bool {
 
 /// Makes a memo be of what is in `work`.
 #[inline(always)]
-fn write(memo: &mut Memo, work: &Work, mask: [u64; MEMO_WORDS], least: u64, quiet: bool) {
+fn write(memo: &mut Memo, work: &Work, mask: [u64; MEMO_WORDS], least: u64, ifindex: u32, quiet: bool) {
     // SAFETY: valid references, of this CPU's memo.
     unsafe {
         let serial = read_volatile(&raw const memo.serial);
@@ -177,6 +231,9 @@ fn write(memo: &mut Memo, work: &Work, mask: [u64; MEMO_WORDS], least: u64, quie
             write_volatile(&raw mut memo.mask[index], word);
         }
         memo.least = least;
+        // Else it is that of the device that a packet came by, which may be another each time.
+        let is_of_all = kernel::anew(&work.like.device) != 0 || kernel::anew(&work.skb.iif) == 0;
+        memo.ifindex = if is_of_all { u64::from(ifindex) } else { 0 };
         memo.quiet = u64::from(quiet);
         kernel::copy(&mut memo.key, &work.key);
         memo.until = bpf_jiffies64() + if quiet { HOLDS_QUIET } else { 1 };
@@ -190,17 +247,19 @@ fn hand_over(memo: &mut Memo) {
     if let Some(value) = COUNTS.get_ptr_mut(&memo.key) {
         // SAFETY: this CPU's value.
         let value = unsafe { &mut *value };
-        value.packets += memo.packets[0] + memo.packets[1];
-        value.sampled += memo.packets[0];
-        value.skipped += memo.packets[0].wrapping_sub(memo.settled);
+        let left_out = memo.packets[LEFT_OUT] + memo.packets[IN_SHORT];
+        value.packets += left_out + memo.packets[QUIET];
+        value.sampled += memo.packets[LEFT_OUT];
+        value.skipped += left_out.wrapping_sub(memo.settled);
     }
     memo.settled = 0;
     // In this order, for those who read meanwhile.
     // SAFETY: valid references.
     unsafe {
         write_volatile(&raw mut memo.keys, memo.keys + 1);
-        write_volatile(&raw mut memo.packets[0], 0);
-        write_volatile(&raw mut memo.packets[1], 0);
+        write_volatile(&raw mut memo.packets[LEFT_OUT], 0);
+        write_volatile(&raw mut memo.packets[QUIET], 0);
+        write_volatile(&raw mut memo.packets[IN_SHORT], 0);
     }
 }
 

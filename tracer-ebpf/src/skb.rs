@@ -164,6 +164,27 @@ pub(crate) fn like(skb: u64) -> Option<(Like, u64)> {
     ))
 }
 
+/// Bytes of the packet from the network header on, and index of the device that it came by.
+#[inline(always)]
+pub(crate) fn length_and_device(skb: u64) -> (u32, u32) {
+    let from = Typed(skb);
+    let head: u64 = from.member(layout!(skb_head));
+    let network = head + u64::from(from.member::<u16>(layout!(skb_network_header)));
+    let data: u64 = from.member(layout!(skb_data));
+    let len: u32 = from.member(layout!(skb_len));
+    let length = len.wrapping_add(data.wrapping_sub(network) as u32);
+    (length, from.member(layout!(skb_iif)))
+}
+
+/// `pkt_type` and EtherType, from `kind` of [`Like`].
+#[inline(always)]
+pub(crate) fn type_and_protocol(kind: u64) -> (u16, u16) {
+    (
+        field(kind as u8, layout!(skb_pkt_type), 3) as u16,
+        u16::from_be((kind >> 32) as u16),
+    )
+}
+
 impl SkBuff {
     /// Reads the one at this address.
     #[inline(always)]

@@ -11,16 +11,14 @@ use aya_ebpf::{
     programs::{BtfTracePointContext, RawTracePointContext},
 };
 use aya_log_ebpf::debug;
-use droptrace_common::{
-    CountKey, FIELDS_MAX, Field, FieldId, Frees, Like, Site, Tally, bits, ct_status, route,
-};
+use droptrace_common::{CountKey, FIELDS_MAX, Field, FieldId, Like, Site, Tally, bits, ct_status, route};
 
 use crate::{
     emit::{self, Counted, Drop, EventBuffer, FREE_FIELDS, HINT_AT, Work},
     hint::{self, HINT_FIELDS},
     ipvs,
     kernel::{self, layout, member, net_of_device, tcp_ext},
-    maps::{FREE_TAILS, FREE_TAILS_TYPED, FREES},
+    maps::{FREE_TAILS, FREE_TAILS_TYPED},
     memo, multicast, packet, scope,
     skb::{self, SkBuff},
     source_check, time_wait,
@@ -36,17 +34,10 @@ const TCP_LISTEN: u8 = 10;
 const LOOK: u32 = 0;
 const NOTHING: u32 = 1;
 
-/// Where in [`Frees::done`] a packet is noted.
+/// Where in [`droptrace_common::Frees::done`] a packet is noted.
 #[inline(always)]
 const fn place_of(skb: u64) -> usize {
     (skb >> 8 & 7) as usize
-}
-
-/// What this CPU remembers of frees.
-#[inline(always)]
-fn here() -> Option<&'static mut Frees> {
-    // SAFETY: this CPU's.
-    FREES.get_ptr_mut(0).map(|frees| unsafe { &mut *frees })
 }
 
 /// The tracepoint has several programs that all call one as their tail, [`look`]. From 6.1 on the kernel passes a program
@@ -134,7 +125,7 @@ impl Typed for BtfTracePointContext {
 /// counted at once.
 #[inline(always)]
 pub(crate) fn on_typed_free<F: Typed>(ctx: &F) {
-    if let Some(frees) = here()
+    if let Some(frees) = memo::here()
         && memo::counts(ctx, frees)
     {
         // Else the next programs would take it over where another free is looked at meanwhile.
@@ -158,7 +149,7 @@ pub(crate) fn on_free<F: Free>(ctx: &F, turn: Turn) {
 /// Whether no program before has looked at this free.
 #[inline(always)]
 fn is_left_over(ctx: &impl Free, turn: Turn) -> bool {
-    let Some(frees) = here() else { return false };
+    let Some(frees) = memo::here() else { return false };
     let skb = kernel::any(&mut frees.way, ctx.word(0));
     let done = &mut frees.done[place_of(skb)];
     if *done == skb {
@@ -177,7 +168,7 @@ fn is_left_over(ctx: &impl Free, turn: Turn) -> bool {
 /// The tail of these programs: what there is to be learnt from the free.
 #[inline(always)]
 pub(crate) fn look<F: Free>(ctx: &F) {
-    let Some(frees) = here() else { return };
+    let Some(frees) = memo::here() else { return };
     // SAFETY: valid references; volatile, for those who look from an interrupt.
     unsafe { write_volatile(&raw mut frees.running, frees.running + 1) };
     if !examine(ctx) {
@@ -187,7 +178,7 @@ pub(crate) fn look<F: Free>(ctx: &F) {
         // SAFETY: the index is within the array.
         unsafe { F::tails().tail_call(ctx, NOTHING) };
     }
-    let Some(frees) = here() else { return };
+    let Some(frees) = memo::here() else { return };
     // SAFETY: as above.
     unsafe { write_volatile(&raw mut frees.running, frees.running - 1) };
     let skb = kernel::any(&mut frees.way, ctx.word(0));
@@ -283,7 +274,7 @@ fn examine(ctx: &impl Free) -> bool {
         let place = CountKey::place(Site::from_number(site), location);
         let key_location = kernel::any(&mut buffer.work.way, place);
         let counted = emit::count(buffer, &drop, key_location, |work, value| {
-            if let Some(frees) = here() {
+            if let Some(frees) = memo::here() {
                 memo::settle(frees, &work.like, &work.key, value);
             }
         });
@@ -332,9 +323,9 @@ fn examine(ctx: &impl Free) -> bool {
             && is_plain(&buffer.work)
             && kernel::anew(&buffer.hint.bits) == 0
             && !hinted
-            && let Some(frees) = here()
+            && let Some(frees) = memo::here()
         {
-            memo::note(frees, &buffer.work, counted == Counted::Quiet);
+            memo::note(frees, &buffer.work, ifindex, counted == Counted::Quiet);
         }
     }
     emit::release(buffer);

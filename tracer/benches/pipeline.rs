@@ -1,4 +1,5 @@
-//! What user space does with one event, from the bytes of the ring to JSON and to pcapng: time by criterion, and allocations.
+//! What user space does with one event, and with one brief record, from the bytes of the ring to JSON and to pcapng: time by criterion,
+//! and allocations.
 //!
 //! Every event goes through what a live run calls, in its order: decoding, names, cause, facts (asked of this host, as any user may),
 //! label, sink. What is not in it: the ring itself, and the loop that waits for it.
@@ -7,18 +8,23 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     hint::black_box,
     io,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use droptrace::{
-    context::{Context, NoSets, Pods, ScopeRequest, monotonic_ns, resolve_pid},
-    diagnose::{self, Facts, RawEvent, Record, Signature, classify},
+    context::{Context, NoSets, Pods, ScopeRequest, monotonic_ns, offset_ns, resolve_pid},
+    diagnose::{self, BriefLine, Facts, RawEvent, Record, Signature, classify},
+    plan::{Reasons, Symbols},
     sink::{Json, Origin, Pcapng, Sink, Storage},
+    source::{Labels, Ledger},
 };
-use droptrace_common::{EventHeader, Site};
+use droptrace_common::{BriefEvent, CountKey, EventHeader, MEMO_WORDS, Site};
 use tokio::runtime::Runtime;
 
 /// Events that are put through at once.
@@ -127,7 +133,7 @@ impl Pipeline {
                 let facts = self.context.facts(&event, known, cause.needs).await;
                 let drop = diagnose::diagnose(&event, &facts);
                 assert_eq!(drop.cause, "no-socket");
-                let origin = Origin {
+                let origin = Origin::Event {
                     event: &event,
                     facts: &facts,
                 };
@@ -135,6 +141,73 @@ impl Pipeline {
                     .expect("a sink that takes all");
             }
         });
+    }
+}
+
+/// What stands between the ring of brief records and a sink.
+struct InShort {
+    labels: Labels,
+    ledger: Ledger,
+    line: BriefLine,
+    /// One record as the ring holds it: a datagram that netfilter dropped on 5.10.
+    wire: Vec<u8>,
+}
+
+impl InShort {
+    fn new() -> Self {
+        const PLACE: u64 = 0xffff_ffff_8100_0000;
+        let symbols = format!("{PLACE:x} T nf_hook_slow\n{:x} T next\n", PLACE + 4096);
+        let mut packet = [0; MEMO_WORDS];
+        packet[..4].copy_from_slice(&[
+            u64::from_ne_bytes([0x45, 0, 0, 44, 0, 1, 0, 0]),
+            u64::from_ne_bytes([64, 17, 0, 0, 10, 0, 0, 1]),
+            u64::from_ne_bytes([10, 0, 0, 2, 0x9c, 0x40, 0, 9]),
+            u64::from_ne_bytes([0, 24, 0, 0, 7, 7, 7, 7]),
+        ]);
+        let record = BriefEvent {
+            ktime_ns: monotonic_ns(),
+            key: CountKey {
+                location: PLACE + 16,
+                netns: 4_026_531_840,
+                ..CountKey::default()
+            },
+            ifindex: 1,
+            len: 44,
+            packet_len: 44,
+            protocol: 0x0800,
+            freed: 1,
+            packet,
+            ..BriefEvent::default()
+        };
+        // SAFETY: the record is plain numbers without padding.
+        let wire =
+            unsafe { std::slice::from_raw_parts((&raw const record).cast::<u8>(), size_of::<BriefEvent>()) };
+        Self {
+            labels: Labels::default(),
+            ledger: Ledger::new(
+                Arc::new(Symbols::parse(symbols.as_bytes(), "")),
+                Arc::new(Reasons::default()),
+            ),
+            line: BriefLine::default(),
+            wire: wire.to_vec(),
+        }
+    }
+
+    /// Puts records through.
+    fn run(&mut self, records: u64, sink: &mut dyn Sink) {
+        let offset = offset_ns();
+        for number in 0..records {
+            let mut record = BriefEvent::decode(black_box(&self.wire)).expect("a record");
+            record.ktime_ns += number;
+            assert!(diagnose::has_line(&record));
+            let label = self.labels.of(&record, &mut self.ledger);
+            assert_eq!(label.cause.slug, "netfilter-rule");
+            let time_ns = i128::from(record.ktime_ns) + offset;
+            let line = self.line.write(&record, &label, time_ns);
+            sink.record(line, Some(Origin::Brief(&record, time_ns)))
+                .expect("a sink that takes all");
+        }
+        sink.flush().expect("a sink that takes all");
     }
 }
 
@@ -156,6 +229,14 @@ fn main() {
         let each = (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / EVENTS as f64;
         println!("allocations per event to {name}: {each:.1}");
     }
+    let mut in_short = InShort::new();
+    for (name, mut sink) in sinks() {
+        in_short.run(EVENTS, &mut *sink);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        in_short.run(EVENTS, &mut *sink);
+        let each = (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / EVENTS as f64;
+        println!("allocations per brief record to {name}: {each:.3}");
+    }
     let mut criterion = Criterion::default()
         .measurement_time(Duration::from_secs(5))
         .configure_from_args();
@@ -164,6 +245,14 @@ fn main() {
     for (name, mut sink) in sinks() {
         group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
             bencher.iter(|| pipeline.run(EVENTS, &mut *sink));
+        });
+    }
+    group.finish();
+    let mut group = criterion.benchmark_group("in short");
+    group.throughput(Throughput::Elements(EVENTS));
+    for (name, mut sink) in sinks() {
+        group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
+            bencher.iter(|| in_short.run(EVENTS, &mut *sink));
         });
     }
     group.finish();

@@ -254,7 +254,7 @@ pub(super) const STORMS: &[Storm] = &[
         name: "rule",
         cause: "netfilter-rule",
         prepare: |hosts| datagrams(hosts, RULED),
-        counted: dropped_by_rule,
+        counted: |hosts| hosts.server.nft_packets(),
     },
     Storm {
         name: "closed port",
@@ -354,29 +354,4 @@ fn not_accepted(hosts: &Hosts) -> Result<Sender> {
 
 fn counter(hosts: &Hosts, name: &str) -> Result<u64> {
     Ok(Counters::read(&hosts.server)?.get(name))
-}
-
-fn dropped_by_rule(hosts: &Hosts) -> Result<u64> {
-    let ruleset = hosts.server.run("nft list ruleset")?;
-    packets_of_rule(&ruleset).with_context(|| format!("no counter in {ruleset}"))
-}
-
-/// What the first counter of a ruleset counted.
-fn packets_of_rule(ruleset: &str) -> Option<u64> {
-    let (_, rest) = ruleset.split_once("counter packets ")?;
-    rest.split_whitespace().next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_counter_of_a_rule_is_read() {
-        assert_eq!(
-            packets_of_rule("chain c {\n udp dport 9000 counter packets 1200 bytes 52800 drop\n}"),
-            Some(1200)
-        );
-        assert_eq!(packets_of_rule("chain c { }"), None);
-    }
 }

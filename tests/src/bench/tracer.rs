@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use droptrace::diagnose::{Counts, Drop as Labelled, Record};
+use droptrace::diagnose::{Counts, Record};
 use nix::sys::signal::Signal;
 
 use super::process::{Process, Quiet};
@@ -60,7 +60,7 @@ pub(super) struct Tracer {
     output: BufReader<File>,
     /// A line of which the end is not written yet.
     half: String,
-    /// Lines by cause.
+    /// Lines by cause, in full and in short.
     events: BTreeMap<String, u64>,
     /// Source ports of lines by cause.
     ports: BTreeMap<String, BTreeSet<u16>>,
@@ -140,17 +140,18 @@ impl Tracer {
     fn take(&mut self, record: Record) {
         match record {
             Record::Coverage(_) => self.attached = true,
-            Record::Drop(drop) => self.take_drop(*drop),
+            Record::Drop(drop) => self.take_drop(drop.cause, drop.sport),
+            Record::Brief(brief) => self.take_drop(brief.cause, brief.sport),
             Record::Counts(counts) => self.counts = Some(counts),
             Record::Name(_) | Record::Summary(_) => {}
         }
     }
 
-    fn take_drop(&mut self, drop: Labelled) {
-        if let Some(port) = drop.sport {
-            self.ports.entry(drop.cause.clone()).or_default().insert(port);
+    fn take_drop(&mut self, cause: String, source_port: Option<u16>) {
+        if let Some(port) = source_port {
+            self.ports.entry(cause.clone()).or_default().insert(port);
         }
-        *self.events.entry(drop.cause).or_default() += 1;
+        *self.events.entry(cause).or_default() += 1;
     }
 
     /// Lines of a cause so far.

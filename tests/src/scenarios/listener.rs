@@ -22,7 +22,7 @@ use crate::{
     Netns, Outcome, Result, Scenario, Test,
     actor::{Actor, Role},
     cgroup::Cgroup,
-    counters::grown,
+    counters::{grown, grown_by},
     packet::{ACK, Client, RST, SYN, Segment, fatal_unreachable},
     sockets::{accept_queue, any, connect, listen, start_connect, wait_until},
     test::Kernel,
@@ -32,6 +32,8 @@ use crate::{
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("accept-queue-full-syn-v4", |t| accept_queue_syn(t, V4)).family(),
     Scenario::new("accept-queue-full-syn-v6", |t| accept_queue_syn(t, V6)),
+    Scenario::new("accept-queue-full-storm-v4", |t| storm(t, V4)),
+    Scenario::new("accept-queue-full-storm-v6", |t| storm(t, V6)),
     Scenario::new("accept-queue-full-ack-v4", |t| accept_queue_ack(t, V4, false)),
     Scenario::new("accept-queue-full-ack-v6", |t| accept_queue_ack(t, V6, false)),
     Scenario::new("accept-queue-full-ack-abort-v4", |t| {
@@ -128,6 +130,31 @@ fn refused(pair: &Pair, before: &Counters, so_far: u64, attempts: u64) -> Result
         now.since(before, "TcpExtListenDrops")
     );
     Ok(overflows)
+}
+
+/// SYNs to a full accept queue, of which far more are refused than have a line.
+fn storm(t: &Test, family: IpFamily) -> Result<Outcome> {
+    const SYNS: u64 = 3_000;
+    const BACKLOG: u16 = 1;
+    let wire = Wire::new(t, family)?;
+    let listener = listen(&wire.netns, wire.address(PORT), i32::from(BACKLOG))?;
+    for number in 0..=BACKLOG {
+        Client::new(wire.peer(3000 + number), wire.address(PORT), 1000, None).connect(&wire.tun)?;
+    }
+    wait_until("a full accept queue", || {
+        Ok(accept_queue(&wire.netns, wire.address(PORT))? == u64::from(BACKLOG) + 1)
+    })?;
+    let before = Counters::read(&wire.netns)?;
+    let syn = Client::new(wire.peer(4000), wire.address(PORT), 1000, None)
+        .segment(SYN, &[])
+        .bytes()?;
+    for _ in 0..SYNS {
+        wire.tun.send(&syn)?;
+    }
+    grown_by(&wire.netns, &before, "TcpExtListenOverflows", SYNS)?;
+    t.expect(&[Expected::dropped(&wire.netns, "accept-queue-full", SYNS)])?;
+    drop(listener);
+    Ok(Outcome::Passed(format!("ListenOverflows and droptrace: {SYNS}")))
 }
 
 /// Closes a listener with its waiting connections, the clients' ends last: a FIN that is under way when the listener goes

@@ -1,6 +1,6 @@
 //! A storm of drops: totals stay exact, and what no line tells is said.
 
-use std::{thread, time::Duration};
+use std::{collections::BTreeSet, thread, time::Duration};
 
 use anyhow::ensure;
 
@@ -65,9 +65,9 @@ fn storm(t: &Test) -> Result<Outcome> {
     )))
 }
 
-/// A storm of which each drop is asked for: more than a sample would have, and less than the ring holds.
+/// A storm of which each drop is asked for: most come in short, and together with what is said to be lost they are as many as
+/// the rule counted.
 fn every_drop(t: &Test) -> Result<Outcome> {
-    const DROPS: u64 = 2_000;
     if t.trace().is_none() {
         return Ok(Outcome::Skipped("needs droptrace".to_owned()));
     }
@@ -81,16 +81,56 @@ fn every_drop(t: &Test) -> Result<Outcome> {
         wire.tun.send(&packet)?;
     }
     t.expect(&[Expected::dropped(&wire.netns, CAUSE, DROPS)])?;
-    let told = |so_far: &SoFar| so_far.drops.iter().filter(|drop| drop.cause == CAUSE).count() as u64;
+    let dropped = wire.netns.nft_packets()?;
+    ensure!(dropped == DROPS, "the rule dropped {dropped} of {DROPS} packets");
+    let lost = trace.counts()?.lost.get(CAUSE).copied().unwrap_or(0);
+    let lines = |so_far: &SoFar| (so_far.drops.len() + so_far.briefs.len()) as u64;
     trace.wait_for("a line for every drop", Duration::from_secs(30), |so_far| {
-        told(so_far) == DROPS
+        lines(so_far) + lost == dropped
     })?;
-    let sample = t.drops(&wire.netns, CAUSE).len();
     let (_, end) = trace.stop()?;
-    ensure!(told(&end) == DROPS, "{} lines for {DROPS} drops", told(&end));
+    ensure!(
+        lines(&end) + lost == dropped,
+        "{} lines and {lost} lost for {dropped} drops",
+        lines(&end)
+    );
+    ensure!(
+        t.trace().is_none_or(|trace| trace.look(failed) == failed(&end)),
+        "hooks fail that do not where no drop comes in short: {:?}",
+        failed(&end)
+    );
+    let full: BTreeSet<u64> = end.drops.iter().map(|drop| drop.ktime_ns).collect();
+    for drop in &end.drops {
+        ensure!(drop.cause == CAUSE && drop.packets == 1, "{drop:?}");
+    }
+    for brief in &end.briefs {
+        ensure!(
+            brief.cause == CAUSE
+                && brief.netns == Some(wire.netns.inode())
+                && brief.dst == Some(wire.address(PORT).ip())
+                && (brief.sport, brief.dport) == (Some(3000), Some(PORT))
+                && brief.protocol.as_deref() == Some("udp")
+                && brief.like.is_none_or(|like| full.contains(&like)),
+            "{brief:?}"
+        );
+    }
+    let like = end.briefs.iter().filter(|brief| brief.like.is_some()).count();
+    ensure!(like > 0, "no drop in short names one with evidence");
     Ok(Outcome::Passed(format!(
-        "{DROPS} drops, each with a line; {sample} where a sample is wanted"
+        "{DROPS} drops: {} lines in full, {} in short ({like} name one in full), {lost} said to be lost",
+        end.drops.len(),
+        end.briefs.len()
     )))
+}
+
+/// Hooks that could not be attached.
+fn failed(so_far: &SoFar) -> BTreeSet<String> {
+    let last = so_far.coverage.last().into_iter();
+    let hooks = last.flat_map(|coverage| &coverage.hooks);
+    hooks
+        .filter(|hook| hook.state == "failed")
+        .map(|hook| hook.hook.clone())
+        .collect()
 }
 
 /// Storms in three namespaces whose packets are alike: they share two memos, which change hands.

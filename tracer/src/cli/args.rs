@@ -110,7 +110,8 @@ pub(super) struct RunArgs {
     pub(super) benign: bool,
     /// A line for every drop, in a flood too, instead of a sample of each kind
     ///
-    /// It costs far more: what does not fit is told as lost. Totals are exact with and without it.
+    /// Those beyond the sample have a line in short: packet and cause, and which drop of their kind has evidence and remedy. It
+    /// costs more: what does not fit is told as lost. Totals are exact with and without it.
     #[arg(long)]
     pub(super) every_drop: bool,
     /// Attach the IPVS entry hook, which runs for every packet, wherever IPVS is

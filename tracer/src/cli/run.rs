@@ -11,7 +11,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use droptrace_common::{
-    FieldId, SCOPE_ADDRESSES, SCOPE_NETNS, SCOPE_PORT, SCOPE_PROTOCOL, Sampling, Scope, Site, bits,
+    BriefEvent, FieldId, SCOPE_ADDRESSES, SCOPE_NETNS, SCOPE_PORT, SCOPE_PROTOCOL, Sampling, Scope, Site,
+    bits,
 };
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesOrdered};
 use tokio::{
@@ -31,8 +32,8 @@ use crate::{
     bpf,
     context::{self, Context, ContextError, LostSyns, PodRequest, Pods, ScopeRequest},
     diagnose::{
-        self, Cause, Coverage, Facts, Family, RawEvent, Reconciled, Record, ScopeText, Signature, Summary,
-        SynUnanswered, classify,
+        self, BriefLine, Cause, Coverage, Facts, Family, Need, RawEvent, Reconciled, Record, ScopeText,
+        Signature, Summary, SynUnanswered, classify,
     },
     plan::{
         self, LoadOptions, Loaded, ModuleLayoutSource, ModuleWatch, Plan, PlanError, ProbeOptions, Symbols,
@@ -40,7 +41,7 @@ use crate::{
     },
     sink::{Origin, Sink},
     source::{
-        CountReader, KernelSets, Ledger, Ring, log,
+        CountReader, KernelSets, Labels, Ledger, Ring, log,
         proof::{self, Prover},
     },
 };
@@ -57,6 +58,8 @@ const NOT_ENDED: u8 = 124;
 const PLACES_MAX: usize = 1_024;
 /// Events taken from the ring at once.
 const BATCH: usize = 512;
+/// Bytes of the ring of drops in short: more than come in the time in which they gather.
+const BRIEFS: u32 = 4 << 20;
 /// How long the drops of a command that ended may still come in.
 const AFTER_COMMAND: Duration = Duration::from_millis(700);
 /// From a counter of the kernel to the count of the hook that sees the same drop, at most.
@@ -94,7 +97,13 @@ struct Run<'a> {
     plan: Plan,
     loaded: Loaded,
     context: Context,
-    ring: Ring,
+    ring: Ring<RawEvent>,
+    /// Drops without a full event, where each is asked for.
+    briefs: Option<Ring<BriefEvent>>,
+    /// What they are.
+    labels: Labels,
+    /// The line of the last one.
+    line: BriefLine,
     reader: CountReader,
     ledger: Ledger,
     sink: Box<dyn Sink>,
@@ -111,8 +120,10 @@ struct Run<'a> {
     scoped: Option<BTreeSet<u32>>,
     /// What context could not do, as last told.
     problems: BTreeMap<String, String>,
-    /// Reads the kernel's symbols where attaching did without; no drop can be told before they are there.
+    /// Reads the kernel's symbols where attaching did without; until they are there, drops that rest on them wait.
     symbols: Option<JoinHandle<Result<Symbols, PlanError>>>,
+    /// Events that wait for them, in order.
+    nameless: Vec<RawEvent>,
     /// Places of frees outside the kernel proper that were seen.
     places: HashSet<u64>,
     /// Why the sink takes no more, once it does not.
@@ -143,13 +154,21 @@ impl<'a> Run<'a> {
             } else {
                 Sampling::DEFAULT
             },
-            ..LoadOptions::default()
+            map_entries: if options.every_drop {
+                vec![("BRIEFS", BRIEFS)]
+            } else {
+                Vec::new()
+            },
         };
         let mut loaded = plan::load(&plan, object, &load)?;
         if log::wanted() {
             log::follow(&mut loaded.ebpf)?;
         }
-        let ring = Ring::open(&mut loaded.ebpf)?;
+        let ring = Ring::of_events(&mut loaded.ebpf)?;
+        let briefs = options
+            .every_drop
+            .then(|| Ring::of_briefs(&mut loaded.ebpf))
+            .transpose()?;
         let reader = CountReader::open(&mut loaded.ebpf)?;
         let sets = KernelSets::open(&mut loaded.ebpf)?;
         // Before the hooks, so that the first drop finds the sets filled.
@@ -167,6 +186,9 @@ impl<'a> Run<'a> {
             loaded,
             context,
             ring,
+            briefs,
+            labels: Labels::default(),
+            line: BriefLine::default(),
             reader,
             ledger,
             sink,
@@ -179,6 +201,7 @@ impl<'a> Run<'a> {
             scoped: None,
             problems: BTreeMap::new(),
             symbols: None,
+            nameless: Vec::new(),
             places: HashSet::new(),
             ended: None,
         })
@@ -235,11 +258,13 @@ impl<'a> Run<'a> {
                 found = found(&mut self.symbols) => self.name_by(found?)?,
                 () = modules.changed(), if self.symbols.is_none() => self.modules_changed()?,
                 Some(labelled) = self.pending.next(), if !self.pending.is_empty() => self.deliver(&labelled)?,
-                events = self.ring.read(BATCH), if self.symbols.is_none() && self.pending.len() < PENDING_MAX => {
+                events = self.ring.read(BATCH), if self.has_room() => {
                     for event in events.context("cannot read the ring buffer")? {
-                        self.learn_name(&event)?;
-                        self.take(event)?;
+                        self.take_from_ring(event)?;
                     }
+                }
+                events = read_some(&mut self.briefs), if self.symbols.is_none() => {
+                    self.take_briefs(&events.context("cannot read the ring buffer")?)?;
                 }
                 Ok(()) = ipvs.changed() => {
                     let wanted = self.options.ipvs || *ipvs.borrow_and_update();
@@ -284,20 +309,46 @@ impl<'a> Run<'a> {
     fn name_by(&mut self, symbols: Symbols) -> Result<()> {
         self.symbols = None;
         let changed = self.loaded.found_symbols(&mut self.plan, symbols);
-        self.ledger
-            .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
-        self.reader.unhush();
+        self.name_anew();
         if changed {
             self.tell_coverage()?;
+        }
+        for event in std::mem::take(&mut self.nameless) {
+            self.take_from_ring(event)?;
         }
         Ok(())
     }
 
-    fn modules_changed(&mut self) -> Result<()> {
-        let changed = self.loaded.module_changed(&mut self.plan)?;
+    /// Whether more events can be taken from the ring.
+    fn has_room(&self) -> bool {
+        self.pending.len() < PENDING_MAX && self.nameless.len() < PENDING_MAX
+    }
+
+    /// Takes an event, at once unless its label rests on symbols that are not there yet.
+    fn take_from_ring(&mut self, event: RawEvent) -> Result<()> {
+        if self.symbols.is_some() {
+            let reason = self.reason(&event);
+            if diagnose::rests_on_symbols(&event, reason.as_deref()) {
+                self.nameless.push(event);
+                return Ok(());
+            }
+        } else {
+            self.learn_name(&event)?;
+        }
+        self.take(event)
+    }
+
+    /// What counts and events are is found anew, by the kernel's names as they are now.
+    fn name_anew(&mut self) {
+        self.labels.forget(&mut self.ledger);
         self.ledger
             .set_names(self.plan.symbols.clone(), self.plan.reasons.clone());
         self.reader.unhush();
+    }
+
+    fn modules_changed(&mut self) -> Result<()> {
+        let changed = self.loaded.module_changed(&mut self.plan)?;
+        self.name_anew();
         if changed {
             self.tell_coverage()?;
         }
@@ -370,6 +421,7 @@ impl<'a> Run<'a> {
             .needs
             .iter()
             .chain(sister.into_iter().flat_map(|sister| sister.needs))
+            .filter(|need| **need != Need::Symbols)
             .copied()
             .collect();
         let gather = self.context.facts(&event, known, &needs);
@@ -390,21 +442,59 @@ impl<'a> Run<'a> {
 
     /// Whether no line is wanted for this event; it is in the totals all the same.
     fn hidden(&self, event: &RawEvent, cause: &Cause) -> bool {
-        let full_screen = self.options.output == Output::Tui;
-        event.site == Site::ConntrackClashResolved || (cause.benign && !self.options.benign && !full_screen)
+        event.site == Site::ConntrackClashResolved || is_unwanted(self.options, cause)
+    }
+
+    /// Hands drops in short to the sink.
+    fn take_briefs(&mut self, events: &[BriefEvent]) -> Result<()> {
+        let offset = context::offset_ns();
+        for event in events.iter().filter(|event| diagnose::has_line(event)) {
+            let label = self.labels.of(event, &mut self.ledger);
+            let time_ns = i128::from(event.ktime_ns) + offset;
+            let record = self.line.write(event, &label, time_ns);
+            if let Record::Brief(brief) = record {
+                self.lost_syns.note_brief(brief);
+            }
+            if self.ended.is_none() && !is_unwanted(self.options, label.cause) {
+                let taken = self.sink.record(record, Some(Origin::Brief(event, time_ns)));
+                self.accept(taken)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of all that are there now.
+    fn take_briefs_left(&mut self) -> Result<()> {
+        let mut left = BRIEFS as usize / size_of::<BriefEvent>();
+        while let Some(ring) = &mut self.briefs
+            && left > 0
+        {
+            let events = ring.take(BATCH);
+            self.take_briefs(&events)?;
+            left = if events.is_empty() {
+                0
+            } else {
+                left.saturating_sub(events.len())
+            };
+        }
+        Ok(())
     }
 
     /// Fills in the kernel's own names.
     fn name(&self, event: &RawEvent, facts: &mut Facts) {
-        facts.reason = match event.site {
-            Site::Counter => proof::counter_of(event).map(str::to_owned),
-            _ => self.plan.reasons.name(event.header.reason),
-        };
+        facts.reason = self.reason(event);
         facts.location = self.symbol(event.header.location);
         facts.frames = event
             .all(FieldId::Frame)
             .filter_map(|frame| self.symbol(frame))
             .collect();
+    }
+
+    fn reason(&self, event: &RawEvent) -> Option<String> {
+        match event.site {
+            Site::Counter => proof::counter_of(event).map(str::to_owned),
+            _ => self.plan.reasons.name(event.header.reason),
+        }
     }
 
     fn symbol(&self, address: u64) -> Option<String> {
@@ -423,9 +513,15 @@ impl<'a> Run<'a> {
         let mut drop = diagnose::diagnose(event, facts);
         if event.has(bits::DIED_AS) {
             diagnose::join_misdelivered(&mut drop);
-            return self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }));
+            return self.tell(
+                &Record::Drop(Box::new(drop)),
+                Some(Origin::Event { event, facts }),
+            );
         }
         self.lost_syns.note(event, &drop);
+        if self.briefs.is_some() && event.site != Site::Counter {
+            self.labels.learn(event, facts, &drop, &mut self.ledger);
+        }
         if drop.cause != parent.slug
             && let Some(cause) = diagnose::cause_by_slug(&drop.cause)
         {
@@ -444,7 +540,10 @@ impl<'a> Run<'a> {
         if self.context.asks_for_names() {
             self.late.note(&drop);
         }
-        self.tell(&Record::Drop(Box::new(drop)), Some(Origin { event, facts }))
+        self.tell(
+            &Record::Drop(Box::new(drop)),
+            Some(Origin::Event { event, facts }),
+        )
     }
 
     fn tell_coverage(&mut self) -> Result<()> {
@@ -509,6 +608,7 @@ impl<'a> Run<'a> {
         while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
             self.deliver(&labelled)?;
         }
+        self.labels.tell(&mut self.ledger);
         let tallied = self.ledger.tallied(&self.reader.read()?);
         let mut reconciled = diagnose::reconcile(&moved, &tallied);
         for each in &mut reconciled {
@@ -519,9 +619,10 @@ impl<'a> Run<'a> {
 
     fn counts(&mut self) -> Result<diagnose::Counts> {
         let totals = self.reader.read()?;
+        self.labels.tell(&mut self.ledger);
         let now = context::wall_time();
         let mut counts = self.ledger.counts(&totals, self.loaded.passed_over(), now);
-        counts.lost_events += self.ring.malformed();
+        counts.lost_events += self.ring.malformed() + self.briefs.as_ref().map_or(0, Ring::malformed);
         Ok(counts)
     }
 
@@ -577,16 +678,18 @@ impl<'a> Run<'a> {
         }
         let last = tokio::time::Instant::now() + LAST_EVENTS;
         for event in self.ring.take(PENDING_MAX) {
-            self.learn_name(&event)?;
-            self.take(event)?;
+            self.take_from_ring(event)?;
         }
         while let Ok(Some(labelled)) = tokio::time::timeout_at(last, self.pending.next()).await {
             self.deliver(&labelled)?;
         }
+        self.take_briefs_left()?;
         self.tell_problems()?;
         self.tell_names()?;
         let reconcile = self.reconcile().await?;
         let counts = self.counts()?;
+        // What was counted until now has been sent.
+        self.take_briefs_left()?;
         self.tell(&Record::Counts(counts.clone()), None)?;
         let summary = Summary {
             seconds: self.started.elapsed().as_secs_f64(),
@@ -609,12 +712,13 @@ impl<'a> Run<'a> {
             loaded,
             context,
             ring,
+            briefs,
             reader,
             sink,
             ..
         } = self;
         drop((sink, context));
-        detach::leave_to_child((loaded, ring, reader));
+        detach::leave_to_child((loaded, ring, briefs, reader));
         Ok(())
     }
 }
@@ -631,6 +735,11 @@ pub(super) fn notes(plan: &Plan, problems: &BTreeMap<String, String>) -> Vec<Str
         .into_iter()
         .chain(problems.iter().map(|(subject, reason)| format!("{subject}: {reason}")))
         .collect()
+}
+
+/// Whether no line is wanted for drops of this cause. The full-screen view hides them by itself.
+fn is_unwanted(options: &RunOptions, cause: &Cause) -> bool {
+    cause.benign && !options.benign && options.output != Output::Tui
 }
 
 /// Whether the totals leave out no drop that the kernel's counters count.
@@ -695,6 +804,14 @@ fn scope_of(options: &RunOptions) -> Scope {
         scope.flags |= flag;
     }
     scope
+}
+
+/// Some of the drops in short, once there are any.
+async fn read_some(briefs: &mut Option<Ring<BriefEvent>>) -> io::Result<Vec<BriefEvent>> {
+    match briefs {
+        Some(ring) => ring.read(BATCH).await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn reached(moment: Option<tokio::time::Instant>) {

@@ -32,7 +32,7 @@ mod tests {
         let schema = serde_json::from_str(&text().unwrap()).unwrap();
         let validator = jsonschema::validator_for(&schema).unwrap();
         let (diagnosed, ..) = samples::diagnosed();
-        for record in samples::records()
+        for record in samples::records_of_every_drop()
             .into_iter()
             .chain([diagnosed, Record::Name(samples::name())])
         {

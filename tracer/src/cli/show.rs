@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     diagnose::{Name, Record},
-    sink::{Json, Learned, Paint, Selection, Sink, Text, words},
+    sink::{Asked, Json, Learned, Paint, Selection, Sink, Text, words},
     source::file::{self, FileError},
 };
 
@@ -160,28 +160,27 @@ struct Wish<'a> {
 }
 
 impl Wish<'_> {
-    fn wants(&mut self, drop: &crate::diagnose::Drop) -> bool {
-        let first = *self.first_ktime_ns.get_or_insert(drop.ktime_ns);
-        let since = Duration::from_nanos(drop.ktime_ns.saturating_sub(first));
+    fn wants<'a>(&mut self, ktime_ns: u64, drop: impl Into<Asked<'a>>) -> bool {
+        let first = *self.first_ktime_ns.get_or_insert(ktime_ns);
+        let since = Duration::from_nanos(ktime_ns.saturating_sub(first));
         self.duration.is_none_or(|duration| since <= duration) && self.selection.wants(drop)
     }
 }
 
 fn pass(record: &Record, wish: &mut Wish<'_>, shown: &mut Shown) -> bool {
     shown.records += 1;
-    match record {
-        Record::Drop(drop) => {
-            let wanted = wish.wants(drop);
-            shown.drops += 1;
-            shown.wanted += u64::from(wanted);
-            wanted
-        }
+    let wanted = match record {
+        Record::Drop(drop) => wish.wants(drop.ktime_ns, &**drop),
+        Record::Brief(brief) => wish.wants(brief.ktime_ns, &**brief),
         Record::Summary(_) => {
             shown.summary = true;
-            true
+            return true;
         }
-        Record::Coverage(_) | Record::Name(_) | Record::Counts(_) => true,
-    }
+        Record::Coverage(_) | Record::Name(_) | Record::Counts(_) => return true,
+    };
+    shown.drops += 1;
+    shown.wanted += u64::from(wanted);
+    wanted
 }
 
 /// The namespaces that records bear.
@@ -199,6 +198,7 @@ impl Bears {
             Record::Coverage(coverage) => self.inodes.extend(&coverage.scope.netns),
             Record::Drop(drop) => self.inodes.extend(drop.netns),
             Record::Name(name) => self.inodes.extend([name.netns]),
+            Record::Brief(brief) => self.inodes.extend(brief.netns),
             Record::Counts(counts) => self.inodes.extend(counts.causes.iter().map(|total| total.netns)),
             Record::Summary(summary) => {
                 self.inodes

@@ -28,9 +28,9 @@ pub(super) fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// CLOCK_REALTIME − CLOCK_MONOTONIC in nanoseconds, 0 should a clock fail. Measured anew each time (it costs two
+/// CLOCK_REALTIME − CLOCK_MONOTONIC in nanoseconds, 0 should a clock fail. Measured anew each time (it costs three
 /// reads of the vDSO), so that a stepped wall clock is followed at once.
-fn offset_ns() -> i128 {
+pub fn offset_ns() -> i128 {
     let read = |clock: ClockId| {
         clock_gettime(clock).map(|time| i128::from(time.tv_sec()) * SECOND + i128::from(time.tv_nsec()))
     };

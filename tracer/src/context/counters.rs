@@ -1,7 +1,12 @@
 //! The kernel's own counters of a netns, as far as [`crate::diagnose`] knows
 //! which drops add to them.
 
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt as _,
+};
 
 use crate::diagnose::{Moved, PROOFS, counter_names};
 
@@ -18,29 +23,64 @@ pub(super) fn read() -> Moved {
         .collect()
 }
 
-/// `/proc/net/netstat` of the netns that the thread is in.
-pub(super) fn netstat() -> String {
-    file("netstat")
+/// `/proc/net/netstat` of a netns, kept open: the kernel writes it anew when it is read from its start, and knows by then
+/// how much room that takes (`seq_read_iter`, fs/seq_file.c, 5.10 - 7.3).
+pub(super) struct Netstat(File);
+
+impl Netstat {
+    /// That of the netns that the thread is in. It keeps the netns alive.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(super) fn open() -> io::Result<Self> {
+        File::open("/proc/thread-self/net/netstat").map(Self)
+    }
+
+    /// The counters that are watched all the time, as of now.
+    ///
+    /// # Errors
+    /// The kernel does not show them.
+    pub(super) fn watched(&self) -> io::Result<WatchedCounters> {
+        // The kernel gives all of it at once, as far as there is room.
+        let mut text = vec![0; NETSTAT_READ];
+        let length = self.0.read_at(&mut text, 0)?;
+        Ok(watched_in(&String::from_utf8_lossy(&text[..length])))
+    }
 }
 
-/// `TcpExtTCPSynRetrans` in `/proc/net/netstat`: SYNs that were sent again.
-pub(super) fn syn_retransmissions(netstat: &str) -> Option<u64> {
-    pairs(netstat)
-        .find(|(group, name, _)| (*group, *name) == ("TcpExt", "TCPSynRetrans"))
-        .map(|(_, _, value)| value)
+/// Bytes of `/proc/net/netstat` that are read: those of TCP stand first, and take 4,000 or so.
+const NETSTAT_READ: usize = 16 << 10;
+
+/// Counters that are watched all the time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct WatchedCounters {
+    /// Those of [`PROOFS`].
+    pub(super) proofs: Moved,
+    /// SYNs that were sent again (`TcpExtTCPSynRetrans`).
+    pub(super) syn_retransmissions: Option<u64>,
 }
 
-/// The counters of [`PROOFS`] in `/proc/net/netstat`.
-pub(super) fn proofs(netstat: &str) -> Moved {
-    let wanted = |name: &str| {
-        let mut all = PROOFS.iter().flat_map(|proof| proof.counters);
-        all.find(|each| each.strip_prefix("TcpExt") == Some(name))
-            .copied()
+/// Those in a `/proc/net/netstat`.
+fn watched_in(netstat: &str) -> WatchedCounters {
+    let mut found = WatchedCounters::default();
+    let names = || PROOFS.iter().flat_map(|proof| proof.counters);
+    let mut lines = netstat.lines();
+    let of_tcp = lines.next().zip(lines.next()).and_then(|(names, values)| {
+        Some((names.strip_prefix("TcpExt: ")?, values.strip_prefix("TcpExt: ")?))
+    });
+    let Some((all, values)) = of_tcp else {
+        return found;
     };
-    pairs(netstat)
-        .filter(|(group, ..)| *group == "TcpExt")
-        .filter_map(|(_, name, value)| Some((wanted(name)?, value)))
-        .collect()
+    for (name, value) in all.split(' ').zip(values.split(' ')) {
+        if name == "TCPSynRetrans" {
+            found.syn_retransmissions = value.parse().ok();
+        } else if let Some(known) = names().find(|known| known.strip_prefix("TcpExt") == Some(name))
+            && let Ok(value) = value.parse()
+        {
+            found.proofs.insert(known, value);
+        }
+    }
+    found
 }
 
 /// The counters of [`PROOFS`] among these.
@@ -143,18 +183,31 @@ mod tests {
 
     #[test]
     fn counters_that_prove_a_cause_are_picked() {
-        let text = "TcpExt: SyncookiesSent ListenOverflows ListenDrops OfoPruned\nTcpExt: 3 7 8 2\nIpExt: InNoRoutes\nIpExt: 1\n";
+        let text = "TcpExt: SyncookiesSent ListenOverflows TCPSynRetrans OfoPruned\nTcpExt: 3 7 8 2\nIpExt: InNoRoutes\nIpExt: 1\n";
         assert_eq!(
-            proofs(text),
-            Moved::from([("TcpExtListenOverflows", 7), ("TcpExtOfoPruned", 2)])
+            watched_in(text),
+            WatchedCounters {
+                proofs: Moved::from([("TcpExtListenOverflows", 7), ("TcpExtOfoPruned", 2)]),
+                syn_retransmissions: Some(8),
+            }
         );
-        assert_eq!(proofs("IpExt: InNoRoutes\nIpExt: 1\n"), Moved::new());
+        assert_eq!(
+            watched_in("IpExt: InNoRoutes\nIpExt: 1\n"),
+            WatchedCounters::default()
+        );
     }
 
     #[test]
     fn the_netns_of_this_thread_has_counters() {
         assert!(read().contains_key("TcpExtListenDrops"));
-        assert!(syn_retransmissions(&netstat()).is_some());
-        assert!(proofs(&netstat()).contains_key("TcpExtListenOverflows"));
+        let netstat = Netstat::open().unwrap();
+        for _ in 0..2 {
+            let watched = netstat.watched().unwrap();
+            assert!(watched.syn_retransmissions.is_some());
+            assert_eq!(
+                watched.proofs.keys().collect::<Vec<_>>(),
+                proofs_of(&read()).keys().collect::<Vec<_>>()
+            );
+        }
     }
 }

@@ -279,7 +279,11 @@ impl Gathering {
                     }
                 }
                 // Once the owner is known; of the host.
-                Need::Progress | Need::CgroupPrograms | Need::MemoryPages | Need::HostSysctl(_) => {}
+                Need::Progress
+                | Need::CgroupPrograms
+                | Need::MemoryPages
+                | Need::HostSysctl(_)
+                | Need::Symbols => {}
                 Need::SourceHolder => match packet.src {
                     Some(source) => self.facts.source_holder = Some(known.addresses.holder(source)),
                     None => missing.push(("source_holder", "the packet has no source address")),
@@ -563,6 +567,7 @@ const fn field_of(need: &Need) -> &'static str {
         Need::NeighbourTable => "neighbour_table",
         Need::Queues => "queues",
         Need::Rules => "rules",
+        Need::Symbols => "location",
         Need::Sysctl(name) | Need::HostSysctl(name) => name,
     }
 }

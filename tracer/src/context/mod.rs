@@ -54,7 +54,7 @@ use std::{
     time::Duration,
 };
 
-pub use clock::{monotonic_ns, wall_time};
+pub use clock::{monotonic_ns, offset_ns, wall_time};
 pub use facts::PATIENCE;
 pub use netns::{Netns, resolve, resolve_pid};
 pub use nic::Missed;
@@ -316,7 +316,7 @@ impl Context {
     }
 
     /// SYNs that local sockets in scope sent again since the start and that no lost packet explains, by destination. At
-    /// most a second old, more where there are over a hundred namespaces.
+    /// most a second old, up to some seconds where there are many namespaces; after [`Self::counters_moved`] of that moment.
     pub fn syn_unanswered(&self, lost: &LostSyns) -> Vec<SynUnanswered> {
         let state = self.inner.shared.state();
         lost.unexplained(&state.unanswered)

@@ -25,7 +25,7 @@ const NAMED: [&str; 2] = ["/run/netns", "/var/run/netns"];
 const KEPT: [&str; 1] = ["/run/docker/netns"];
 /// A process is looked at again in each of this many scans after it appeared, since it may still unshare.
 const YOUNG: u8 = 3;
-/// In every scan of this number all processes are looked at again.
+/// In every scan of this number all processes and mounts are looked at again.
 const FULL_EVERY: u32 = 16;
 
 /// How often the table of mounts is read at most until it does not change meanwhile.
@@ -64,11 +64,15 @@ pub(super) struct Discovery {
 }
 
 impl Discovery {
-    /// Looks at `/proc` and the mounts. Processes known from before are looked at seldom, unless `thorough`.
-    pub(super) fn scan(&mut self, thorough: bool) -> BTreeMap<u32, Found> {
-        self.scan_processes(thorough || self.scans.is_multiple_of(FULL_EVERY));
+    /// Looks at `/proc`, and at the `mounts` if they may have changed. Processes known from before are looked at seldom,
+    /// unless `thorough`.
+    pub(super) fn scan(&mut self, thorough: bool, mounts: bool) -> BTreeMap<u32, Found> {
+        let full = thorough || self.scans.is_multiple_of(FULL_EVERY);
+        self.scan_processes(full);
         self.scans = self.scans.wrapping_add(1);
-        if let Ok(text) = read_mounts() {
+        if (mounts || full)
+            && let Ok(text) = read_mounts()
+        {
             self.mounts = mounted(&text);
         }
         self.found()
@@ -263,7 +267,7 @@ pub fn resolve_pid(pid: u32) -> Result<Netns, ContextError> {
 }
 
 pub(super) fn find(text: &str) -> Result<(Netns, PathBuf), ContextError> {
-    let known = Discovery::default().scan(true);
+    let known = Discovery::default().scan(true, true);
     let with_name = |inode: u32| Netns {
         inode,
         name: known.get(&inode).and_then(|found| found.name.clone()),
@@ -300,7 +304,7 @@ pub(super) fn find_pid(pid: u32) -> Result<(Netns, PathBuf), ContextError> {
     let path = process_path(pid);
     match open(&path) {
         Ok((_, inode)) => {
-            let known = Discovery::default().scan(true);
+            let known = Discovery::default().scan(true, true);
             let name = known.get(&inode).and_then(|found| found.name.clone());
             Ok((Netns { inode, name }, path))
         }

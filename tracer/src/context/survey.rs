@@ -108,7 +108,7 @@ pub fn survey() -> io::Result<Vec<Survey>> {
 
 fn look_everywhere() -> io::Result<Vec<Survey>> {
     let (_, home) = netns::open(Path::new("/proc/thread-self/ns/net"))?;
-    let found = netns::Discovery::default().scan(true);
+    let found = netns::Discovery::default().scan(true, true);
     let mut first = Survey {
         netns: home,
         netns_name: found.get(&home).and_then(|found| found.name.clone()),

@@ -63,6 +63,11 @@ impl Followed {
         *self = Self::new(self.serial, first);
     }
 
+    /// Whether this is what the last reading said.
+    pub(super) fn is_at(&self, now: &Moved) -> bool {
+        *now == self.last
+    }
+
     /// Takes a reading. Gives what was told by the one before, if that is news; `ask` says who is over a limit, where a
     /// counter of listeners moved: also of SYN queues, if it is told so.
     pub(super) fn take(
@@ -71,7 +76,7 @@ impl Followed {
         ask: impl FnOnce(bool) -> Vec<Suspect>,
     ) -> Option<CounterMoves> {
         let news = self.news();
-        if now != self.last {
+        if !self.is_at(&now) {
             let moved = |name| now.get(name) != self.last.get(name);
             let syn_queues = moved("TcpExtTCPReqQFullDrop");
             if syn_queues || moved("TcpExtListenOverflows") {

@@ -9,7 +9,7 @@ use super::{
     sockets::Connecting,
     state::{Flow, Unanswered},
 };
-use crate::diagnose::{Drop, RawEvent};
+use crate::diagnose::{Brief, Drop, RawEvent};
 
 /// Flows of which lost SYNs are kept; a flood of others explains nothing.
 const FLOWS: usize = 4_096;
@@ -24,10 +24,22 @@ impl LostSyns {
     /// Takes a labelled drop into account if it is a SYN, or the answer to one. After source or destination NAT its flow
     /// is known only where conntrack told the original one.
     pub fn note(&mut self, event: &RawEvent, drop: &Drop) {
-        if let Some(flow) = flow_of(event, drop)
+        let flow = flow_of(event, drop);
+        self.add(flow, drop.packets);
+    }
+
+    /// The same of a drop in short, of which conntrack tells nothing.
+    pub fn note_brief(&mut self, brief: &Brief) {
+        let (from, to) = ((brief.src, brief.sport), (brief.dst, brief.dport));
+        let flow = (!brief.benign).then(|| flow(brief.flags.as_deref()?, from, to));
+        self.add(flow.flatten(), brief.packets);
+    }
+
+    fn add(&mut self, flow: Option<Flow>, packets: u64) {
+        if let Some(flow) = flow
             && (self.packets.len() < FLOWS || self.packets.contains_key(&flow))
         {
-            *self.packets.entry(flow).or_default() += drop.packets;
+            *self.packets.entry(flow).or_default() += packets;
         }
     }
 
@@ -59,21 +71,23 @@ fn flow_of(event: &RawEvent, drop: &Drop) -> Option<Flow> {
     if drop.benign {
         return None;
     }
-    match drop.flags.as_deref()? {
-        "S" => original(event).or_else(|| {
-            Some(Flow {
-                src: drop.src?,
-                dst: drop.dst?,
-                dport: drop.dport?,
-            })
-        }),
-        "SA" => Some(Flow {
-            src: drop.dst?,
-            dst: drop.src?,
-            dport: drop.sport?,
-        }),
-        _ => None,
-    }
+    let flags = drop.flags.as_deref()?;
+    let original = (flags == "S").then(|| original(event)).flatten();
+    original.or_else(|| flow(flags, (drop.src, drop.sport), (drop.dst, drop.dport)))
+}
+
+/// The same by the packet alone: where it is from, and where it goes.
+fn flow(flags: &str, from: (Option<IpAddr>, Option<u16>), to: (Option<IpAddr>, Option<u16>)) -> Option<Flow> {
+    let (asked, by) = match flags {
+        "S" => (to, from),
+        "SA" => (from, to),
+        _ => return None,
+    };
+    Some(Flow {
+        src: by.0?,
+        dst: asked.0?,
+        dport: asked.1?,
+    })
 }
 
 /// The flow before NAT, where conntrack told it.

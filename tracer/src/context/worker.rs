@@ -2,6 +2,7 @@
 //! them what events want to know, and keeps the sets current.
 
 mod answers;
+mod pace;
 mod scope;
 mod visit;
 
@@ -23,12 +24,13 @@ use nix::sys::{
 };
 
 use self::{
+    pace::{Happened, Round},
     scope::Scope,
     visit::{Visit, words},
 };
 use super::{
     addresses::{self, Addresses, Change},
-    counters,
+    counters::{self, Netstat, WatchedCounters},
     ipvs::{self, Ipvs},
     netlink::{Message, Netlink},
     netns::{self, Found},
@@ -49,17 +51,21 @@ const WAKE: u64 = u64::MAX;
 const MOUNTS: u64 = u64::MAX - 1;
 /// Token of what is new of pods and containers.
 const PODS: u64 = u64::MAX - 2;
-/// Processes and mounts are looked through this often.
+/// Processes are looked through this often, and with such a part of a CPU at most while nothing happens.
 const SCAN_EVERY: Duration = Duration::from_secs(1);
+const SCAN_PART: u32 = 100;
 /// Mounts that change in a flood are looked through this often.
 const SCAN_REST: Duration = Duration::from_millis(50);
-/// Services are asked for this often in a netns.
+/// Services are asked for this often in a netns, and with such a part of a CPU at most while nothing happens.
 const IPVS_EVERY: Duration = Duration::from_millis(500);
+const IPVS_PART: u32 = 500;
 /// Namespaces without services are asked in turn, this many in each round.
 const IPVS_EMPTY_PER_ROUND: usize = 64;
-/// Retransmitted SYNs are looked for this often; more seldom by this much per netns where there are many.
-const SYN_EVERY: Duration = Duration::from_secs(1);
-const SYN_PER_NETNS: Duration = Duration::from_millis(10);
+/// Counters are read this often, more seldom by this much per netns where there are many, and with such a part of a CPU at
+/// most while nothing happens.
+const COUNTERS_EVERY: Duration = Duration::from_secs(1);
+const COUNTERS_PER_NETNS: Duration = Duration::from_millis(10);
+const COUNTERS_PART: u32 = 500;
 /// Datagrams of one netns that are heard before others have their turn.
 const HEARD_AT_ONCE: usize = 1_000;
 /// Descriptors that namespaces leave to others.
@@ -71,6 +77,8 @@ const UNANSWERED: usize = 4_096;
 struct Watched {
     /// Hears links and routes, and leads into the netns.
     route: Netlink,
+    /// Kept open where there are descriptors enough.
+    netstat: Option<Netstat>,
     /// TCPSynRetrans when it was last read.
     syn_retransmissions: Option<u64>,
     /// SYN retransmissions of each connecting socket that were counted.
@@ -97,15 +105,16 @@ pub(super) struct Worker {
     watched: BTreeMap<u32, Watched>,
     scope: Scope,
     limit: usize,
-    scanned: Instant,
+    scanned: Round,
+    happened: Happened,
     /// The mount table changed since the last scan.
     mounts_changed: bool,
-    ipvs_asked: Instant,
+    ipvs_asked: Round,
     /// Number of the netlink family IPVS, while its module is loaded.
     ipvs_family: Option<u16>,
     /// Where the round of namespaces without services goes on.
     ipvs_turn: u32,
-    syn_asked: Instant,
+    counters_read: Round,
     /// Namespaces that were watched so far.
     serial: u64,
     /// The kernel does not list TCP sockets.
@@ -133,7 +142,6 @@ impl Worker {
         }
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?.0;
         let limit = descriptors.saturating_sub(DESCRIPTORS_LEFT).max(64) as usize;
-        let now = Instant::now();
         let mut worker = Self {
             shared,
             publisher,
@@ -143,13 +151,14 @@ impl Worker {
             watched: BTreeMap::new(),
             scope: Scope::new(named, pods),
             limit,
-            scanned: now,
-            mounts_changed: false,
-            ipvs_asked: now,
+            scanned: Round::of(|| ()),
+            happened: Happened::default(),
+            mounts_changed: true,
+            ipvs_asked: Round::of(|| ()),
             ipvs_family: None,
             tcp_unlisted: false,
             ipvs_turn: 0,
-            syn_asked: now,
+            counters_read: Round::of(|| ()),
             serial: 0,
         };
         worker.scan(true);
@@ -198,6 +207,9 @@ impl Worker {
             if pods_changed {
                 self.take_pods();
             }
+            if addresses_changed || pods_changed {
+                self.happened.now();
+            }
             if std::mem::take(&mut self.shared.state().questions_near) {
                 self.try_sock_diag();
                 self.follow_from_now();
@@ -218,18 +230,12 @@ impl Worker {
 
     /// Time until something is due.
     fn rest(&self) -> Duration {
-        let scan = if self.mounts_changed {
-            SCAN_REST
-        } else {
-            SCAN_EVERY
-        };
         [
-            (self.scanned, scan),
-            (self.ipvs_asked, IPVS_EVERY),
-            (self.syn_asked, self.syn_every()),
+            self.scanned.rest(self.scan_every()),
+            self.ipvs_asked.rest(self.ipvs_every()),
+            self.counters_read.rest(self.counters_every()),
         ]
         .into_iter()
-        .map(|(last, every)| every.saturating_sub(last.elapsed()))
         .chain(self.watched.values().filter_map(|watched| {
             let due = watched.rules_wanted.then_some(watched.rules_due)?;
             Some(due.saturating_duration_since(Instant::now()))
@@ -242,22 +248,46 @@ impl Worker {
         self.scope.has(netns)
     }
 
-    fn syn_every(&self) -> Duration {
-        SYN_EVERY.max(SYN_PER_NETNS * self.watched.len() as u32)
+    fn scan_every(&self) -> Duration {
+        if self.mounts_changed {
+            SCAN_REST
+        } else {
+            self.unless_something_happens(&self.scanned, SCAN_PART, SCAN_EVERY)
+        }
+    }
+
+    fn ipvs_every(&self) -> Duration {
+        self.unless_something_happens(&self.ipvs_asked, IPVS_PART, IPVS_EVERY)
+    }
+
+    fn counters_every(&self) -> Duration {
+        let every = COUNTERS_EVERY.max(COUNTERS_PER_NETNS * self.watched.len() as u32);
+        self.unless_something_happens(&self.counters_read, COUNTERS_PART, every)
+    }
+
+    /// How often such a round is due: more seldom the more CPU time it takes, unless something happens.
+    fn unless_something_happens(&self, round: &Round, part: u32, every: Duration) -> Duration {
+        if self.happened.lately() {
+            every
+        } else {
+            round.at_most(part, every)
+        }
     }
 
     fn keep_up(&mut self, addresses_changed: bool) {
-        if self.scanned.elapsed() >= SCAN_EVERY || self.mounts_changed && self.scanned.elapsed() >= SCAN_REST
-        {
+        if self.scanned.rest(self.scan_every()).is_zero() {
             self.scan(false);
         }
         // A service usually comes with its address.
-        if self.ipvs_asked.elapsed() >= IPVS_EVERY
-            || addresses_changed && self.ipvs_asked.elapsed() >= SCAN_REST
-        {
+        let services_every = if addresses_changed {
+            SCAN_REST
+        } else {
+            self.ipvs_every()
+        };
+        if self.ipvs_asked.rest(services_every).is_zero() {
             self.ask_ipvs(false);
         }
-        if self.syn_asked.elapsed() >= self.syn_every() {
+        if self.counters_read.rest(self.counters_every()).is_zero() {
             self.look_at_counters();
         }
     }
@@ -277,10 +307,14 @@ impl Worker {
 
     // Namespaces.
 
+    /// Finds out which namespaces there are.
     fn scan(&mut self, thorough: bool) {
-        self.scanned = Instant::now();
-        self.mounts_changed = false;
-        let mut found = self.shared.discovery().scan(thorough);
+        self.scanned = Round::of(|| self.follow_namespaces(thorough));
+    }
+
+    fn follow_namespaces(&mut self, thorough: bool) {
+        let mounts = std::mem::take(&mut self.mounts_changed) || thorough;
+        let mut found = self.shared.discovery().scan(thorough, mounts);
         for (netns, path) in self.scope.paths() {
             if let std::collections::btree_map::Entry::Vacant(entry) = found.entry(netns)
                 && netns::open(path).is_ok_and(|(_, inode)| inode == netns)
@@ -344,11 +378,17 @@ impl Worker {
         self.epoll
             .add(&route, EpollEvent::new(EpollFlags::EPOLLIN, u64::from(netns)))?;
         let counters = counters::read();
+        let netstat = if self.spares_descriptor() {
+            Netstat::open().ok()
+        } else {
+            None
+        };
         self.serial += 1;
         self.watched.insert(
             netns,
             Watched {
                 route,
+                netstat,
                 syn_retransmissions: None,
                 connecting: BTreeMap::new(),
                 followed: Followed::new(self.serial, counters::proofs_of(&counters)),
@@ -368,6 +408,18 @@ impl Worker {
         );
         self.publish(netns);
         Ok(())
+    }
+
+    /// Whether there is a descriptor for what is quicker with one; where there is none, the next netns gets such a one.
+    fn spares_descriptor(&mut self) -> bool {
+        let kept = |watched: &Watched| watched.netstat.is_some();
+        let taken = self.watched.len() + self.watched.values().filter(|each| kept(each)).count();
+        if taken + 1 >= self.limit
+            && let Some(watched) = self.watched.values_mut().find(|each| kept(each))
+        {
+            watched.netstat = None;
+        }
+        taken + 1 < self.limit
     }
 
     fn leave(&mut self, netns: u32) {
@@ -482,8 +534,12 @@ impl Worker {
 
     // IPVS.
 
+    /// Finds out which services there are; `all`: in every netns.
     fn ask_ipvs(&mut self, all: bool) {
-        self.ipvs_asked = Instant::now();
+        self.ipvs_asked = Round::of(|| self.follow_services(all));
+    }
+
+    fn follow_services(&mut self, all: bool) {
         let loaded = ipvs::is_loaded();
         let (busy, empty): (Vec<u32>, Vec<u32>) = {
             let state = self.shared.state();
@@ -578,8 +634,9 @@ impl Worker {
     }
 
     /// How far the counters of each netns in scope moved since it was first seen. Those that alone prove a cause are told
-    /// as of now, too.
+    /// as of now, too, and so are SYNs that stay unanswered.
     fn counters_moved(&mut self) -> BTreeMap<u32, Moved> {
+        self.look_at_counters();
         let mut moved = BTreeMap::new();
         for netns in self.watched_in_scope() {
             let Ok(mut visit) = self.visit(netns) else {
@@ -616,9 +673,11 @@ impl Worker {
         let known = self.shared.state();
         let cards = known.namespaces.get(&netns).map(|known| known.addresses.cards());
         drop(known);
-        let cards = cards.filter(|cards| !cards.is_empty());
-        match (cards, visit.route(), self.watched.get_mut(&netns)) {
-            (Some(cards), Ok(route), Some(watched)) => watched.cards.take(netns, route, &cards),
+        let Some(cards) = cards.filter(|cards| !cards.is_empty()) else {
+            return Vec::new();
+        };
+        match (visit.route(), self.watched.get_mut(&netns)) {
+            (Ok(route), Some(watched)) => watched.cards.take(netns, route, &cards),
             _ => Vec::new(),
         }
     }
@@ -630,8 +689,9 @@ impl Worker {
                 continue;
             };
             self.read_cards(netns, &mut visit);
-            if let Some(watched) = self.watched.get_mut(&netns) {
-                watched.followed.restart(counters::proofs(&counters::netstat()));
+            let now = self.read_watched(netns);
+            if let (Ok(now), Some(watched)) = (now, self.watched.get_mut(&netns)) {
+                watched.followed.restart(now.proofs);
             }
         }
         self.shared.state().missed.clear();
@@ -640,61 +700,108 @@ impl Worker {
 
     /// Looks for drops that only counters tell, and for SYNs that stay unanswered.
     fn look_at_counters(&mut self) {
-        self.syn_asked = Instant::now();
+        self.counters_read = Round::of(|| self.follow_counters());
+    }
+
+    fn follow_counters(&mut self) {
         for netns in self.watched_in_scope() {
-            let Ok(mut visit) = self.visit(netns) else {
-                continue;
-            };
-            self.look_at_cards(netns, &mut visit);
-            let netstat = counters::netstat();
-            let Some(watched) = self.watched.get_mut(&netns) else {
-                continue;
-            };
-            let proofs = counters::proofs(&netstat);
-            let news = watched
-                .followed
-                .take(proofs, |syn_queues| visit.suspects(syn_queues));
-            self.tell_moves(netns, news);
-            let Some(total) = counters::syn_retransmissions(&netstat) else {
-                continue;
-            };
-            let Some(watched) = self.watched.get_mut(&netns) else {
-                continue;
-            };
-            // The first reading is where counting starts.
-            let before = watched.syn_retransmissions.replace(total).unwrap_or(total);
-            if total <= before {
-                continue;
+            if self.has_cards(netns)
+                && let Ok(mut visit) = self.visit(netns)
+            {
+                self.look_at_cards(netns, &mut visit);
             }
-            let Ok(connecting) = visit
-                .diag()
-                .and_then(|diag| sockets::connecting(diag).map_err(words))
-            else {
-                continue;
-            };
-            let grown = syns::growth(&mut watched.connecting, &connecting, total - before);
-            for (socket, count) in grown {
-                let route = visit.route().ok().and_then(|route| {
-                    routes::lookup(route, socket.remote.ip(), Some(socket.local), None).ok()
-                });
-                let interface = route
-                    .and_then(|route| route.ifindex)
-                    .map(|index| self.device_name(netns, index));
-                let mut state = self.shared.state();
-                let flow = Flow {
-                    src: socket.local,
-                    dst: socket.remote.ip(),
-                    dport: socket.remote.port(),
-                };
-                let key = (netns, flow);
-                if state.unanswered.len() < UNANSWERED || state.unanswered.contains_key(&key) {
-                    let entry = state.unanswered.entry(key).or_default();
-                    entry.0 = interface.or_else(|| entry.0.take());
-                    entry.1 += count;
-                }
+            let now = self.read_watched(netns);
+            if let Ok(now) = now {
+                self.follow_netns(netns, now);
             }
         }
         self.go_home();
+    }
+
+    fn has_cards(&self, netns: u32) -> bool {
+        let state = self.shared.state();
+        let known = state.namespaces.get(&netns);
+        known.is_some_and(|known| !known.addresses.cards().is_empty())
+    }
+
+    /// Reads the counters of a netns that are watched all the time; [`Self::go_home`] must follow.
+    fn read_watched(&self, netns: u32) -> io::Result<WatchedCounters> {
+        let kept = self
+            .watched
+            .get(&netns)
+            .and_then(|watched| watched.netstat.as_ref());
+        if let Some(netstat) = kept {
+            return netstat.watched();
+        }
+        let _inside = self.visit(netns)?;
+        Netstat::open()?.watched()
+    }
+
+    /// Takes what the counters of a netns say now.
+    fn follow_netns(&mut self, netns: u32, now: WatchedCounters) {
+        let Some(watched) = self.watched.get_mut(&netns) else {
+            return;
+        };
+        // The first reading is where counting starts.
+        let total = now.syn_retransmissions;
+        let before = watched.syn_retransmissions.or(total);
+        watched.syn_retransmissions = total.or(before);
+        let retransmitted = total.unwrap_or(0).saturating_sub(before.unwrap_or(0));
+        let moved = retransmitted > 0 || !watched.followed.is_at(&now.proofs);
+        let mut visit = None;
+        if moved {
+            self.happened.now();
+            visit = self.visit(netns).ok();
+        }
+        let Some(watched) = self.watched.get_mut(&netns) else {
+            return;
+        };
+        let news = watched.followed.take(now.proofs, |syn_queues| {
+            visit
+                .as_mut()
+                .map_or_else(Vec::new, |visit| visit.suspects(syn_queues))
+        });
+        self.tell_moves(netns, news);
+        if retransmitted > 0
+            && let Some(mut visit) = visit
+        {
+            self.look_for_unanswered(netns, &mut visit, retransmitted);
+        }
+    }
+
+    /// Finds the sockets of so many SYNs that were sent again.
+    fn look_for_unanswered(&mut self, netns: u32, visit: &mut Visit, retransmitted: u64) {
+        let Ok(connecting) = visit
+            .diag()
+            .and_then(|diag| sockets::connecting(diag).map_err(words))
+        else {
+            return;
+        };
+        let Some(watched) = self.watched.get_mut(&netns) else {
+            return;
+        };
+        let grown = syns::growth(&mut watched.connecting, &connecting, retransmitted);
+        for (socket, count) in grown {
+            let route = visit
+                .route()
+                .ok()
+                .and_then(|route| routes::lookup(route, socket.remote.ip(), Some(socket.local), None).ok());
+            let interface = route
+                .and_then(|route| route.ifindex)
+                .map(|index| self.device_name(netns, index));
+            let mut state = self.shared.state();
+            let flow = Flow {
+                src: socket.local,
+                dst: socket.remote.ip(),
+                dport: socket.remote.port(),
+            };
+            let key = (netns, flow);
+            if state.unanswered.len() < UNANSWERED || state.unanswered.contains_key(&key) {
+                let entry = state.unanswered.entry(key).or_default();
+                entry.0 = interface.or_else(|| entry.0.take());
+                entry.1 += count;
+            }
+        }
     }
 }
 

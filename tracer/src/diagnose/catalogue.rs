@@ -1,6 +1,8 @@
 //! The form of a cause, and the two uses of the catalogue: a count key names
 //! its cause, an event becomes a labelled drop.
 
+use std::cell::Cell;
+
 use droptrace_common::{CountKey, FieldId, Site, bits, route};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Direction, Drop, Evidence, Facts, FoundBy, RawEvent, Remedy, Verdict,
     causes::{ALL, IPVS_TIMEWAIT_REUSE, UNKNOWN, settled_site},
+    record,
 };
 
 /// Groups of causes, as `explain` lists them.
@@ -45,6 +48,16 @@ pub enum Split {
     Exact,
     /// The sum with the sister cause is exact; the split is known from full events only.
     Sampled,
+}
+
+impl Split {
+    /// The word in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Sampled => "sampled",
+        }
+    }
 }
 
 /// A kernel counter that a cause adds to.
@@ -96,6 +109,8 @@ pub enum Need {
     Sysctl(&'static str),
     /// The same of the initial netns, for settings that no other has.
     HostSysctl(&'static str),
+    /// [`Facts::location`] and [`Facts::frames`], beyond what the rule asks: the kernel's symbols name them, nobody is asked.
+    Symbols,
 }
 
 impl Need {
@@ -103,10 +118,24 @@ impl Need {
     pub const fn is_of_host(self) -> bool {
         matches!(self, Self::MemoryPages | Self::HostSysctl(_))
     }
+
+    /// Whether it takes the kernel's symbols: which rules can have ended a packet is told by the place of its free.
+    const fn is_of_symbols(self) -> bool {
+        matches!(self, Self::Symbols | Self::Rules)
+    }
 }
 
 /// A location that is every one: for the question what drops with a reason may be.
 pub(super) const ANYWHERE: &str = "*";
+
+/// The symbol that freed a packet.
+#[derive(Clone, Copy, Debug)]
+pub enum Location<'a> {
+    /// This one, without compiler suffixes such as `.constprop.0`; `None`: the packet was not freed, or it has no name.
+    Known(Option<&'a str>),
+    /// It has no name yet. Whoever asks is told so, and is noted here.
+    Awaited(&'a Cell<bool>),
+}
 
 /// What a count key and an event alike tell of a drop.
 #[derive(Clone, Copy, Debug)]
@@ -115,8 +144,8 @@ pub struct Signature<'a> {
     pub site: Site,
     /// Name of the kernel's drop reason, without its prefix; `None` on kernels without reasons.
     pub reason: Option<&'a str>,
-    /// Symbol that freed the packet, without compiler suffixes such as `.constprop.0`.
-    pub location: Option<&'a str>,
+    /// Where the packet was freed.
+    pub location: Location<'a>,
     /// See [`droptrace_common::bits`].
     pub bits: u32,
 }
@@ -127,7 +156,7 @@ impl<'a> Signature<'a> {
         Self {
             site: event.site,
             reason: facts.reason.as_deref(),
-            location: facts.location.as_deref().map(plain_symbol),
+            location: Location::Known(facts.location.as_deref().map(plain_symbol)),
             bits: event.header.bits,
         }
         .settled()
@@ -138,7 +167,7 @@ impl<'a> Signature<'a> {
         Self {
             site: Site::from_number(key.site).unwrap_or(Site::Free),
             reason,
-            location: location.map(plain_symbol),
+            location: Location::Known(location.map(plain_symbol)),
             bits: key.bits,
         }
         .settled()
@@ -155,9 +184,20 @@ impl<'a> Signature<'a> {
         self.bits & wanted == wanted
     }
 
+    /// Symbol that freed the packet, as far as it is known.
+    pub fn place(&self) -> Option<&'a str> {
+        match self.location {
+            Location::Known(location) => location,
+            Location::Awaited(asked) => {
+                asked.set(true);
+                None
+            }
+        }
+    }
+
     /// Whether the packet was freed by one of these functions.
     pub fn at(&self, symbols: &[&str]) -> bool {
-        self.location
+        self.place()
             .is_some_and(|location| location == ANYWHERE || symbols.contains(&location))
     }
 
@@ -285,6 +325,26 @@ pub fn classify(signature: &Signature<'_>) -> &'static Cause {
         .unwrap_or(&UNKNOWN)
 }
 
+/// Whether it takes the kernel's symbols to label an event with this reason, or to say what is known of it. Where no rule
+/// asks for the place on the way to a cause, the event is that cause wherever it was freed.
+pub fn rests_on_symbols(event: &RawEvent, reason: Option<&str>) -> bool {
+    if event.header.location == 0 && event.field(FieldId::Frame).is_none() {
+        return false;
+    }
+    let asked = Cell::new(false);
+    let signature = Signature {
+        site: event.site,
+        reason,
+        location: Location::Awaited(&asked),
+        bits: event.header.bits,
+    }
+    .settled();
+    let cause = classify(&signature);
+    let _ = (cause.verdict)(&signature);
+    // What a sister rests on is known only once it is told from this one.
+    asked.get() || cause.refine.is_some() || cause.needs.iter().any(|need| need.is_of_symbols())
+}
+
 /// Labels an event.
 pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
     let signature = Signature::of_event(event, facts);
@@ -304,7 +364,11 @@ pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
         title: cause.title.to_owned(),
         benign: cause.benign,
         found_by: found_by(event),
-        packets: 1 + u64::from(header.skipped),
+        packets: if header.briefly == 0 {
+            1 + u64::from(header.skipped)
+        } else {
+            1
+        },
         netns: (header.netns != 0).then_some(header.netns),
         netns_name: facts.netns_name.clone(),
         pod: facts.pod.clone(),
@@ -319,7 +383,7 @@ pub fn diagnose(event: &RawEvent, facts: &Facts) -> Drop {
         dport: packet.dport,
         protocol: packet
             .protocol_name()
-            .or_else(|| (header.protocol != 0).then(|| format!("ethertype {:#06x}", header.protocol))),
+            .or_else(|| record::ethertype(header.protocol)),
         flags: packet.tcp.map(super::Tcp::flags_text),
         length: header.len,
         owner: found.owner.or_else(|| facts.owner.clone()),

@@ -179,11 +179,19 @@ pub struct Tcp {
 impl Tcp {
     /// Flags as tcpdump writes them: `S`, `S.` → here `SA`, ACK alone `.`.
     pub fn flags_text(self) -> String {
-        let mut text: String = [(2, 'S'), (1, 'F'), (4, 'R'), (8, 'P'), (32, 'U')]
-            .into_iter()
-            .filter(|(bit, _)| self.flags & bit != 0)
-            .map(|(_, letter)| letter)
-            .collect();
+        self.write_flags(String::new())
+    }
+
+    /// The same, in place of another text.
+    pub(super) fn write_flags(self, mut text: String) -> String {
+        text.clear();
+        let letters = [(2, 'S'), (1, 'F'), (4, 'R'), (8, 'P'), (32, 'U')];
+        text.extend(
+            letters
+                .into_iter()
+                .filter(|(bit, _)| self.flags & bit != 0)
+                .map(|(_, letter)| letter),
+        );
         if self.flags & 16 != 0 {
             text.push(if text.is_empty() { '.' } else { 'A' });
         }
@@ -293,15 +301,22 @@ impl Packet {
 
     /// `tcp`, `udp`, …, or the number.
     pub fn protocol_name(&self) -> Option<String> {
-        Some(match self.protocol? {
-            1 => "icmp".into(),
-            2 => "igmp".into(),
-            6 => "tcp".into(),
-            17 => "udp".into(),
-            58 => "icmpv6".into(),
-            132 => "sctp".into(),
-            other => other.to_string(),
-        })
+        self.write_protocol_name(String::new())
+    }
+
+    /// The same, in place of another text.
+    pub(super) fn write_protocol_name(&self, mut text: String) -> Option<String> {
+        text.clear();
+        match self.protocol? {
+            1 => text.push_str("icmp"),
+            2 => text.push_str("igmp"),
+            6 => text.push_str("tcp"),
+            17 => text.push_str("udp"),
+            58 => text.push_str("icmpv6"),
+            132 => text.push_str("sctp"),
+            other => text.push_str(&other.to_string()),
+        }
+        Some(text)
     }
 }
 

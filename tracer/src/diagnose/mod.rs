@@ -3,6 +3,7 @@
 //! Pure: nothing here asks the system, so every rule is tested from recorded
 //! events, and a capture file gives the label that the live run gave.
 
+mod brief;
 mod catalogue;
 pub mod causes;
 mod event;
@@ -14,9 +15,10 @@ mod reconcile;
 mod record;
 mod topics;
 
+pub use brief::{Brief, BriefLine, Label, has_line};
 pub use catalogue::{
-    Cause, CountedBy, Counter, Family, Finding, Need, Signature, Split, catalogue, cause_by_slug, classify,
-    diagnose, join_misdelivered,
+    Cause, CountedBy, Counter, Family, Finding, Location, Need, Signature, Split, catalogue, cause_by_slug,
+    classify, diagnose, join_misdelivered, rests_on_symbols,
 };
 pub use causes::UNPROVOKED;
 pub use event::{DecodeError, Packet, RawEvent, Tcp, address_from_halves};

@@ -7,7 +7,7 @@
 use droptrace_common::{Site, bits};
 
 use super::{
-    Cause, Signature, catalogue,
+    Cause, Location, Signature, catalogue,
     catalogue::ANYWHERE,
     causes::{KERNEL_REASON, UNKNOWN},
 };
@@ -29,7 +29,7 @@ pub fn causes_of(reason: &str) -> Vec<&'static Cause> {
                     (cause.matches)(&Signature {
                         site: Site::Free,
                         reason: Some(reason),
-                        location,
+                        location: Location::Known(location),
                         bits,
                     })
                 };
@@ -62,7 +62,7 @@ pub fn told_by_place(reasons: &[&str]) -> Vec<&'static Cause> {
                         (cause.matches)(&Signature {
                             site,
                             reason,
-                            location,
+                            location: Location::Known(location),
                             bits,
                         })
                     };

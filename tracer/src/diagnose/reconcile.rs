@@ -322,7 +322,7 @@ pub fn reconcile(moved: &BTreeMap<u32, Moved>, tallied: &[Tallied]) -> Vec<Recon
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnose::{cause_by_slug, classify};
+    use crate::diagnose::{Location, cause_by_slug, classify};
 
     fn tallied(cause: &'static str, netns: u32, bits: u32, packets: u64) -> Tallied {
         Tallied {
@@ -353,7 +353,7 @@ mod tests {
             let signature = Signature {
                 site: Site::Counter,
                 reason: Some(proof.counter()),
-                location: None,
+                location: Location::Known(None),
                 bits: 0,
             };
             assert_eq!(classify(&signature).slug, proof.cause);
@@ -379,7 +379,7 @@ mod tests {
         let last_ack = |reason, flags| Signature {
             site: Site::Free,
             reason,
-            location: Some("tcp_v4_rcv"),
+            location: Location::Known(Some("tcp_v4_rcv")),
             bits: bits::TCP | flags,
         };
         assert_eq!(

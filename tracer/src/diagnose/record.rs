@@ -19,6 +19,8 @@ pub enum Record {
     Drop(Box<Drop>),
     /// The name of a netns, told later than a drop there.
     Name(Name),
+    /// One labelled drop in short, with `--every-drop`.
+    Brief(Box<super::Brief>),
     /// Exact totals so far.
     Counts(Counts),
     /// The end of a run.
@@ -72,6 +74,22 @@ pub enum FoundBy {
     Counter,
 }
 
+impl FoundBy {
+    /// The word in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hook => "hook",
+            Self::KfreeSkb => "kfree_skb",
+            Self::Counter => "counter",
+        }
+    }
+}
+
+/// The protocol of a packet that is not IP, by its EtherType; 0 for none.
+pub(super) fn ethertype(number: u16) -> Option<String> {
+    (number != 0).then(|| format!("ethertype {number:#06x}"))
+}
+
 /// A labelled drop: which packet, where, whose, why, how we know, what to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Drop {
@@ -89,8 +107,8 @@ pub struct Drop {
     pub benign: bool,
     /// How it came to be known.
     pub found_by: FoundBy,
-    /// How many drops this line stands for: itself and those of the same kind, counted but not sent before it. 0 where
-    /// it only tells how a drop reported before went on (`died_as`).
+    /// How many drops this line stands for: itself and those of the same kind, counted but not sent before it; with
+    /// `--every-drop` itself alone. 0 where it only tells how a drop reported before went on (`died_as`).
     pub packets: u64,
     /// Inode number of the network namespace; null when the kernel does not say.
     pub netns: Option<u32>,
@@ -272,7 +290,7 @@ pub struct Counts {
     pub time: String,
     /// Totals by cause, netns and verdict.
     pub causes: Vec<CauseCount>,
-    /// Full events that did not reach this program; they are in the totals.
+    /// Drops that did not reach this program one by one, in full or in short; they are in the totals.
     pub lost_events: u64,
     /// The same by cause.
     pub lost: BTreeMap<String, u64>,

@@ -35,6 +35,9 @@ use crate::{
 /// Map that carries the layout of modules to the programs.
 const MODULE_LAYOUT_MAP: &str = "IPVS_LAYOUT";
 
+/// Map that carries full events to user space.
+const EVENTS_MAP: &str = "EVENTS";
+
 /// A folder that every system has, and that holds no BTF.
 const ELSEWHERE: &str = "/proc/self/fdinfo";
 
@@ -192,7 +195,8 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
         .override_global("LAYOUT", &layout, true)
         .override_global("SCOPE", &scope, true)
         .override_global("SAMPLING", &options.sampling, true)
-        .override_global("AYA_LOG_LEVEL", &log_level, true);
+        .override_global("AYA_LOG_LEVEL", &log_level, true)
+        .map_max_entries(EVENTS_MAP, Sampling::ring_bytes(cpus()));
     for (map, entries) in &options.map_entries {
         loader.map_max_entries(map, *entries);
     }
@@ -212,6 +216,11 @@ pub fn load(plan: &Plan, object: &[u8], options: &LoadOptions) -> Result<Loaded,
     };
     loaded.write_module_layout(&plan.module_layout)?;
     Ok(loaded)
+}
+
+/// CPUs that may bring events; where the kernel does not say, as many as would fill the largest ring.
+fn cpus() -> u32 {
+    aya::util::nr_cpus().map_or(u32::MAX, |cpus| u32::try_from(cpus).unwrap_or(u32::MAX))
 }
 
 /// A loader that did not parse the kernel's BTF. aya's parses it when it is made, whatever it is told afterwards, which takes
@@ -523,6 +532,10 @@ impl Loaded {
                     scope.spawn(move || *place = Some(attach(planned, &mut programs, functions, ipvs)));
                 }
             }
+            // While those wait.
+            for planned in hooks.iter().filter(|planned| is_tracepoint(planned)) {
+                load_tracepoint(planned, &mut programs, functions, tails);
+            }
         });
         // In the order of the table, in which the kernel calls them.
         for (planned, place) in hooks.iter().zip(&mut attached) {
@@ -531,6 +544,30 @@ impl Loaded {
             }
         }
         attached.into_iter().flatten().collect()
+    }
+}
+
+/// Loads what it takes to attach a hook of the tracepoint in the first way. Where that fails, attaching says why.
+fn load_tracepoint(
+    planned: &PlannedHook,
+    programs: &mut HashMap<&str, &mut Program>,
+    ids: &Btf,
+    tails: &mut [Tail],
+) {
+    let Choice::Attach(place) = &planned.choice else {
+        return;
+    };
+    let Some(method) = place.methods.first() else {
+        return;
+    };
+    let tail = tails.iter_mut().find(|tail| tail.method == *method);
+    if let Some(Err(_)) = tail.map(|tail| tail.prepare(programs, ids)) {
+        return;
+    }
+    for (name, _) in programs_of(planned.hook, *method) {
+        if let Some(program) = programs.get_mut(name.as_str()) {
+            let _ = load_program(program, &place.symbol, ids);
+        }
     }
 }
 
@@ -669,42 +706,42 @@ fn is_refused(error: &ProgramError) -> bool {
     matches!(error, ProgramError::LoadError { io_error, .. } if io_error.raw_os_error() == Some(libc::EPERM))
 }
 
-fn attach_program(program: &mut Program, place: &Place, functions: &Btf) -> Result<Link, ProgramError> {
+/// Has the verifier look at a program, once.
+fn load_program(program: &mut Program, symbol: &str, ids: &Btf) -> Result<(), ProgramError> {
+    if program.fd().is_ok() {
+        return Ok(());
+    }
+    match program {
+        Program::RawTracePoint(program) => program.load(),
+        Program::BtfTracePoint(program) => program.load(symbol, ids),
+        Program::FEntry(program) => program.load(symbol, ids),
+        Program::FExit(program) => program.load(symbol, ids),
+        Program::KProbe(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
+
+fn attach_program(program: &mut Program, place: &Place, ids: &Btf) -> Result<Link, ProgramError> {
     let symbol = place.symbol.as_str();
-    let loaded = program.fd().is_ok();
+    load_program(program, symbol, ids)?;
     Ok(match program {
         Program::RawTracePoint(program) => {
-            if !loaded {
-                program.load()?;
-            }
             let id = program.attach(symbol)?;
             Box::new(program.take_link(id)?)
         }
         Program::BtfTracePoint(program) => {
-            if !loaded {
-                program.load(symbol, functions)?;
-            }
             let id = program.attach()?;
             Box::new(program.take_link(id)?)
         }
         Program::FEntry(program) => {
-            if !loaded {
-                program.load(symbol, functions)?;
-            }
             let id = program.attach()?;
             Box::new(program.take_link(id)?)
         }
         Program::FExit(program) => {
-            if !loaded {
-                program.load(symbol, functions)?;
-            }
             let id = program.attach()?;
             Box::new(program.take_link(id)?)
         }
         Program::KProbe(program) => {
-            if !loaded {
-                program.load()?;
-            }
             // A module's function by module and name: others may share the name.
             let function = match &place.module {
                 Some(module) => format!("{module}:{symbol}"),

@@ -238,6 +238,7 @@ pub const HOOKS: &[Hook] = &[
         needs: &["parameters_peer_is_proven"],
         serves: &[all("syn-backlog-last-quarter")],
         price: "once for each SYN while three quarters of tcp_max_syn_backlog are used and syncookies are off",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -346,6 +347,7 @@ pub const HOOKS: &[Hook] = &[
             all("timewait-segment"),
         ],
         price: "once for each segment that meets a TIME_WAIT socket",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -522,6 +524,7 @@ pub const HOOKS: &[Hook] = &[
             all("request-killed-by-icmp"),
         ],
         price: "once for each ICMP error for a pending request",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -537,6 +540,7 @@ pub const HOOKS: &[Hook] = &[
             part("rp-filter", "rp_filter"),
         ],
         price: "once for each packet so refused",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -546,6 +550,7 @@ pub const HOOKS: &[Hook] = &[
         needs: &["arg_arp_error_neigh", "arg_arp_error_skb"],
         serves: &[part("neigh-failed", "neighbour, IPv4")],
         price: "once for each packet whose neighbour did not answer",
+        rare: true,
         ..ROW
     },
     Hook {
@@ -555,6 +560,7 @@ pub const HOOKS: &[Hook] = &[
         needs: &["arg_arp_error_neigh", "arg_arp_error_skb"],
         serves: &[part("neigh-failed", "neighbour, IPv6")],
         price: "once for each packet whose neighbour did not answer",
+        rare: true,
         ..ROW
     },
     Hook {

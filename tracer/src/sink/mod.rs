@@ -19,19 +19,36 @@ use std::{collections::BTreeMap, io};
 pub use json::Json;
 pub use pcapng::{Pcapng, Storage};
 pub use progress::{Captured, Written};
-pub use select::{Selected, Selection};
+pub use select::{Asked, Selected, Selection};
 pub use text::{Paint, Text};
 pub use tui::Tui;
 
+use droptrace_common::BriefEvent;
+
 use crate::diagnose::{Facts, RawEvent, Record};
 
-/// What a drop was made from: kept by a capture file, so that a label can be made again.
+/// What a drop was made from.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
-    /// The raw event.
-    pub event: &'a RawEvent,
-    /// What was known of its surroundings.
-    pub facts: &'a Facts,
+pub enum Origin<'a> {
+    /// An event in full: kept by a capture file, so that a label can be made again.
+    Event {
+        /// The raw event.
+        event: &'a RawEvent,
+        /// What was known of its surroundings.
+        facts: &'a Facts,
+    },
+    /// A brief record, and its wall clock time in nanoseconds since 1970 UTC.
+    Brief(&'a BriefEvent, i128),
+}
+
+impl<'a> Origin<'a> {
+    /// The event in full and its facts, if it is one.
+    pub fn event(self) -> Option<(&'a RawEvent, &'a Facts)> {
+        match self {
+            Self::Event { event, facts } => Some((event, facts)),
+            Self::Brief(..) => None,
+        }
+    }
 }
 
 /// A place where records go.
@@ -102,7 +119,8 @@ impl Learned {
                     name.pod.as_ref().or(name.container.as_ref()),
                 );
             }
-            Record::Counts(_) => {}
+            // What it names was told by a drop before.
+            Record::Brief(_) | Record::Counts(_) => {}
             Record::Summary(summary) => {
                 for row in &summary.reconcile {
                     learn(row.netns, &row.netns_name);

@@ -1,7 +1,7 @@
 //! The capture file: pcapng that any reader opens, with the whole of every record beside the packets.
 //!
-//! The format is [`crate::capture`]. Every record is written by one call, so
-//! that a killed process leaves whole blocks; a failed write is taken back, so
+//! The format is [`crate::capture`]. Every record is written by one call, drops in short
+//! as many as come at once, so that a killed process leaves whole blocks; a failed write is taken back, so
 //! that a full disk leaves a readable file.
 
 use std::{
@@ -28,16 +28,20 @@ use pcap_file::{
     },
 };
 
+use droptrace_common::BriefEvent;
+
 use super::{Origin, Sink, words};
 use crate::{
     capture,
-    diagnose::{Direction, Drop, Record},
+    diagnose::{Brief, Direction, Drop, RawEvent, Record, cause_by_slug},
 };
 
 /// Interfaces that get a description of their own; packets of further ones share the first of their link type.
 const INTERFACES_MAX: usize = 1024;
 /// Evidence values that the comment of a packet names.
 const COMMENT_EVIDENCE: usize = 4;
+/// Bytes of drops in short that are written at once, at most.
+const GATHERED: usize = 64 << 10;
 /// EtherTypes of IP, whose packets need no pseudo header.
 const ETHERTYPES_IP: [u16; 2] = [0x0800, 0x86dd];
 /// `ARPHRD_VOID`: nothing is known of the link layer.
@@ -77,6 +81,77 @@ pub struct Pcapng<S> {
     written: u64,
     max_size: u64,
     drops: u64,
+    /// Drops among the blocks that are not written yet.
+    gathered: u64,
+}
+
+/// A packet and where it goes.
+struct Packet<'a> {
+    /// Name and whether it is of IP.
+    interface: (String, bool),
+    bytes: &'a [u8],
+    /// Bytes from the network header on.
+    length: u32,
+    ethertype: u16,
+    /// `skb->pkt_type`.
+    kind: u16,
+    time_ns: i128,
+    direction: Option<Direction>,
+    comment: String,
+}
+
+impl<'a> Packet<'a> {
+    fn of_drop(drop: &Drop, event: &'a RawEvent, time_ns: i128) -> Self {
+        let header = &event.header;
+        Self {
+            interface: (
+                interface(drop.interface.as_deref(), drop.netns, drop.netns_name.as_deref()),
+                is_ip(header.protocol),
+            ),
+            bytes: &event.packet,
+            length: header.len,
+            ethertype: header.protocol,
+            kind: header.pkt_type,
+            time_ns,
+            direction: drop.direction,
+            comment: comment(drop),
+        }
+    }
+
+    fn of_brief(brief: &Brief, event: &'a BriefEvent, time_ns: i128) -> Self {
+        let title = cause_by_slug(&brief.cause).map_or("", |cause| cause.title);
+        Self {
+            interface: (
+                interface(
+                    brief.interface.as_deref(),
+                    brief.netns,
+                    brief.netns_name.as_deref(),
+                ),
+                is_ip(event.protocol),
+            ),
+            bytes: event.bytes(),
+            length: event.len,
+            ethertype: event.protocol,
+            kind: event.pkt_type,
+            time_ns,
+            direction: None,
+            comment: format!("{}: {title}", brief.cause),
+        }
+    }
+}
+
+/// Whether a packet needs no pseudo header.
+fn is_ip(ethertype: u16) -> bool {
+    ETHERTYPES_IP.contains(&ethertype)
+}
+
+/// `INTERFACE@NETNS`, as far as known.
+fn interface(name: Option<&str>, netns: Option<u32>, netns_name: Option<&str>) -> String {
+    let name = name.unwrap_or("unknown");
+    match words::netns(netns, netns_name) {
+        Some(netns) => format!("{name}@{netns}"),
+        None => name.to_owned(),
+    }
 }
 
 impl<S: Storage> Pcapng<S> {
@@ -96,8 +171,9 @@ impl<S: Storage> Pcapng<S> {
             written: 0,
             max_size,
             drops: 0,
+            gathered: 0,
         };
-        sink.commit(u64::MAX)?;
+        sink.commit()?;
         Ok(sink)
     }
 
@@ -112,18 +188,15 @@ impl<S: Storage> Pcapng<S> {
     }
 
     /// Writes the gathered blocks at once, or nothing of them.
-    fn commit(&mut self, limit: u64) -> io::Result<()> {
+    fn commit(&mut self) -> io::Result<()> {
         let blocks = std::mem::take(self.blocks.get_mut());
-        let end = self.written + blocks.len() as u64;
-        if end > limit {
-            return Err(io::Error::new(
-                io::ErrorKind::FileTooLarge,
-                format!("the size limit of {limit} bytes is reached"),
-            ));
-        }
+        let drops = std::mem::take(&mut self.gathered);
         let result = self.storage.write_all(&blocks);
         match result {
-            Ok(()) => self.written = end,
+            Ok(()) => {
+                self.written += blocks.len() as u64;
+                self.drops += drops;
+            }
             // The first error is the one to tell.
             Err(_) => drop(self.storage.cut(self.written)),
         }
@@ -134,22 +207,20 @@ impl<S: Storage> Pcapng<S> {
         result
     }
 
-    fn packet(&mut self, drop: &Drop, origin: Origin<'_>) -> io::Result<()> {
-        let header = &origin.event.header;
-        let is_ip = ETHERTYPES_IP.contains(&header.protocol);
-        let interface_id = self.interface(drop, is_ip)?;
-        let bytes = &origin.event.packet;
+    fn packet(&mut self, packet: Packet<'_>) -> io::Result<()> {
+        let (name, is_ip) = packet.interface;
+        let interface_id = self.interface(name, is_ip)?;
         let (data, original_len) = if is_ip {
-            (Cow::Borrowed(&bytes[..]), header.len)
+            (Cow::Borrowed(packet.bytes), packet.length)
         } else {
-            let pseudo = cooked(header.pkt_type as u16, header.protocol);
-            let length = header.len + pseudo.len() as u32;
-            (Cow::Owned([&pseudo[..], bytes].concat()), length)
+            let pseudo = cooked(packet.kind, packet.ethertype);
+            let length = packet.length + pseudo.len() as u32;
+            (Cow::Owned([&pseudo[..], packet.bytes].concat()), length)
         };
         let mut options = vec![EnhancedPacketOption::Common(CommonOption::Comment(
-            comment(drop).into(),
+            packet.comment.into(),
         ))];
-        options.extend(drop.direction.and_then(|direction| match direction {
+        options.extend(packet.direction.and_then(|direction| match direction {
             Direction::In => Some(EnhancedPacketOption::Flags(1)),
             Direction::Out => Some(EnhancedPacketOption::Flags(2)),
             Direction::Forward => None,
@@ -158,7 +229,7 @@ impl<S: Storage> Pcapng<S> {
             .write_block(
                 &EnhancedPacketBlock {
                     interface_id,
-                    timestamp: Duration::from_nanos(u64::try_from(origin.facts.time_ns).unwrap_or_default()),
+                    timestamp: Duration::from_nanos(u64::try_from(packet.time_ns).unwrap_or_default()),
                     original_len: original_len.max(data.len() as u32),
                     data,
                     options,
@@ -169,13 +240,8 @@ impl<S: Storage> Pcapng<S> {
         Ok(())
     }
 
-    /// The description of the drop's interface, written where it is new.
-    fn interface(&mut self, drop: &Drop, is_ip: bool) -> io::Result<u32> {
-        let netns = words::netns(drop.netns, drop.netns_name.as_deref());
-        let mut name = drop.interface.clone().unwrap_or_else(|| "unknown".to_owned());
-        if let Some(netns) = netns {
-            name = format!("{name}@{netns}");
-        }
+    /// The description of an interface of this name, written where it is new.
+    fn interface(&mut self, mut name: String, is_ip: bool) -> io::Result<u32> {
         if let Some(id) = self.interfaces.get(&(name.clone(), is_ip)) {
             return Ok(*id);
         }
@@ -197,6 +263,26 @@ impl<S: Storage> Pcapng<S> {
         self.interfaces.insert((name, is_ip), id);
         Ok(id)
     }
+
+    /// Adds the blocks of a record to those at hand.
+    fn gather(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
+        match (record, origin) {
+            (Record::Drop(drop), Some(Origin::Event { event, facts })) => {
+                self.packet(Packet::of_drop(drop, event, facts.time_ns))?;
+            }
+            (Record::Brief(brief), Some(Origin::Brief(event, time_ns))) => {
+                self.packet(Packet::of_brief(brief, event, time_ns))?;
+            }
+            _ => {}
+        }
+        let payload = capture::encode(record, origin.and_then(Origin::event))?;
+        let block: CustomBlock<'_, false> = CustomBlock {
+            pen: capture::PEN,
+            payload: payload.into(),
+        };
+        self.blocks.write_block(&block.into_block()).map_err(to_io)?;
+        Ok(())
+    }
 }
 
 impl<S: Storage> Sink for Pcapng<S> {
@@ -205,21 +291,34 @@ impl<S: Storage> Sink for Pcapng<S> {
             Record::Summary(_) => u64::MAX,
             _ => self.max_size,
         };
-        if let (Record::Drop(drop), Some(origin)) = (record, origin) {
-            self.packet(drop, origin)?;
+        let before = self.blocks.get_mut().len();
+        let gathered = self.gather(record, origin);
+        let length = self.blocks.get_mut().len();
+        if gathered.is_err() || self.written + length as u64 > limit {
+            // What came before is whole, and fits.
+            self.blocks.get_mut().truncate(before);
+            self.commit()?;
+            return gathered.and(Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("the size limit of {limit} bytes is reached"),
+            )));
         }
-        let payload = capture::encode(record, origin.map(|origin| (origin.event, origin.facts)))?;
-        let block: CustomBlock<'_, false> = CustomBlock {
-            pen: capture::PEN,
-            payload: payload.into(),
-        };
-        self.blocks.write_block(&block.into_block()).map_err(to_io)?;
-        self.commit(limit)?;
-        self.drops += u64::from(matches!(record, Record::Drop(_)));
-        Ok(())
+        self.gathered += u64::from(matches!(record, Record::Drop(_) | Record::Brief(_)));
+        if matches!(record, Record::Brief(_)) && length < GATHERED {
+            return Ok(());
+        }
+        self.commit()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.blocks.get_mut().is_empty() {
+            return Ok(());
+        }
+        self.commit()
     }
 
     fn finish(&mut self) -> io::Result<()> {
+        self.flush()?;
         self.storage.flush()
     }
 }
@@ -302,7 +401,7 @@ mod tests {
         let (record, event, facts) = samples::diagnosed();
         sink.record(
             &record,
-            Some(Origin {
+            Some(Origin::Event {
                 event: &event,
                 facts: &facts,
             }),
@@ -346,11 +445,11 @@ mod tests {
         let mut header = event.header;
         header.protocol = 0x88cc;
         header.len = 40;
-        let event = crate::diagnose::RawEvent::new(header, &[1, 2, 3], &[]);
+        let event = RawEvent::new(header, &[1, 2, 3], &[]);
         let mut sink = Pcapng::new(disk(1 << 20), 1 << 20).unwrap();
         sink.record(
             &record,
-            Some(Origin {
+            Some(Origin::Event {
                 event: &event,
                 facts: &facts,
             }),
@@ -400,6 +499,48 @@ mod tests {
     }
 
     #[test]
+    fn drops_in_short_are_gathered_up_to_the_limit() {
+        let brief = Record::Brief(Box::new(samples::brief()));
+        let event = BriefEvent {
+            protocol: 0x0800,
+            len: 1500,
+            packet_len: 40,
+            ..BriefEvent::default()
+        };
+        let mut sink = Pcapng::new(disk(1 << 20), 8192).unwrap();
+        let begin = sink.written();
+        let origin = Some(Origin::Brief(&event, 7));
+        sink.record(&brief, origin).unwrap();
+        assert_eq!((sink.written(), sink.drops()), (begin, 0));
+        sink.flush().unwrap();
+        assert_eq!(sink.drops(), 1);
+        let one = sink.written() - begin;
+        let error = loop {
+            if let Err(error) = sink.record(&brief, origin) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(sink.written() <= 8192 && sink.written() + one > 8192);
+        let mut reader = PcapNgReader::new(&sink.storage.bytes[..]).unwrap();
+        let mut packets = 0;
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(packet) = block.unwrap().0 {
+                packets += 1;
+                assert_eq!((packet.data.len(), packet.original_len), (40, 1500));
+                assert_eq!(
+                    packet.options[0],
+                    EnhancedPacketOption::Common(CommonOption::Comment(
+                        "accept-queue-full: accept queue of the listener is full".into()
+                    ))
+                );
+            }
+        }
+        assert_eq!(packets, sink.drops());
+        assert!(packets > 5);
+    }
+
+    #[test]
     fn interfaces_are_described_once_and_never_without_bound() {
         let (_, event, facts) = samples::diagnosed();
         let mut sink = Pcapng::new(disk(1 << 24), 1 << 24).unwrap();
@@ -407,14 +548,8 @@ mod tests {
             let mut drop = samples::accept_queue();
             drop.interface = Some(format!("veth{number}"));
             for _ in 0..2 {
-                sink.packet(
-                    &drop,
-                    Origin {
-                        event: &event,
-                        facts: &facts,
-                    },
-                )
-                .unwrap();
+                sink.packet(Packet::of_drop(&drop, &event, facts.time_ns))
+                    .unwrap();
             }
         }
         assert_eq!(sink.interfaces.len(), INTERFACES_MAX + 1);

@@ -59,6 +59,10 @@ impl<S: Storage> Captured<S> {
 }
 
 impl<S: Storage> Sink for Captured<S> {
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush().map_err(|error| self.told(error))
+    }
+
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
         self.names.learn(record);
         if let Record::Coverage(coverage) = record {
@@ -154,7 +158,7 @@ impl<S: Sink> Sink for Written<S> {
                     words::coverage(coverage)
                 );
             }
-            Record::Drop(_) => self.drops += 1,
+            Record::Drop(_) | Record::Brief(_) => self.drops += 1,
             Record::Summary(end) => {
                 let _ = writeln!(
                     self.says,

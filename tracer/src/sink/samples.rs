@@ -6,8 +6,8 @@ use droptrace_common::{EventHeader, FieldId, Site, bits};
 use serde_json::json;
 
 use crate::diagnose::{
-    CauseCount, Counts, Coverage, Direction, Drop, Evidence, Facts, FoundBy, Gap, HookState, Name, Owner,
-    RawEvent, Reconciled, Record, Remedy, ScopeText, Split, Summary, SynUnanswered, Verdict, diagnose,
+    Brief, CauseCount, Counts, Coverage, Direction, Drop, Evidence, Facts, FoundBy, Gap, HookState, Name,
+    Owner, RawEvent, Reconciled, Record, Remedy, ScopeText, Split, Summary, SynUnanswered, Verdict, diagnose,
 };
 
 fn evidence(value: &serde_json::Value) -> Evidence {
@@ -74,6 +74,33 @@ pub(crate) fn name() -> Name {
         pod: Some("default/web".into()),
         container: Some("nginx".into()),
         addresses: vec!["10.0.0.2".parse().unwrap()],
+    }
+}
+
+pub(crate) fn brief() -> Brief {
+    let drop = accept_queue();
+    Brief {
+        time: "2026-01-02T03:04:05.200000000Z".into(),
+        ktime_ns: 77_076_543_211,
+        verdict: drop.verdict,
+        cause: drop.cause,
+        benign: false,
+        found_by: drop.found_by,
+        packets: 1,
+        netns: drop.netns,
+        netns_name: drop.netns_name,
+        pod: None,
+        container: None,
+        interface: drop.interface,
+        src: drop.src,
+        dst: drop.dst,
+        sport: Some(40001),
+        dport: drop.dport,
+        protocol: drop.protocol,
+        flags: drop.flags,
+        length: 60,
+        split: Split::Exact,
+        like: Some(drop.ktime_ns),
     }
 }
 
@@ -190,7 +217,7 @@ pub(crate) fn summary() -> Summary {
     }
 }
 
-/// One record of each type, in the order in which a run gives them.
+/// One record of each type that every run gives, in the order in which it gives them.
 pub(crate) fn records() -> Vec<Record> {
     vec![
         Record::Coverage(coverage()),
@@ -199,6 +226,13 @@ pub(crate) fn records() -> Vec<Record> {
         Record::Counts(counts()),
         Record::Summary(summary()),
     ]
+}
+
+/// The same with a drop in short, as `--every-drop` has it.
+pub(crate) fn records_of_every_drop() -> Vec<Record> {
+    let mut records = records();
+    records.insert(3, Record::Brief(Box::new(brief())));
+    records
 }
 
 /// An IPv4 SYN from 10.0.0.1:40000 to 10.0.0.2:80.

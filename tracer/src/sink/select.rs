@@ -3,7 +3,7 @@
 use std::{io, net::IpAddr};
 
 use super::{Origin, Sink};
-use crate::diagnose::{Counts, Drop, PodPattern, Record, Summary};
+use crate::diagnose::{Brief, Counts, Drop, PodPattern, Record, Summary};
 
 /// Which drops are wanted. An empty list or `None` asks nothing; what is asked must hold all together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,34 +26,84 @@ pub struct Selection {
     pub containers: Vec<String>,
 }
 
+/// What is asked of a drop.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    benign: bool,
+    cause: &'a str,
+    src: Option<IpAddr>,
+    dst: Option<IpAddr>,
+    sport: Option<u16>,
+    dport: Option<u16>,
+    protocol: Option<&'a str>,
+    netns: Option<u32>,
+    netns_name: Option<&'a str>,
+    pod: Option<&'a str>,
+    container: Option<&'a str>,
+    src_name: Option<&'a str>,
+    dst_name: Option<&'a str>,
+}
+
+/// A drop in full or in short.
+macro_rules! asked_of {
+    ($($drop:ty: |$named:ident| $names:expr;)*) => {$(
+        impl<'a> From<&'a $drop> for Asked<'a> {
+            fn from(drop: &'a $drop) -> Self {
+                let $named = drop;
+                let [src_name, dst_name] = $names;
+                Self {
+                    benign: drop.benign,
+                    cause: &drop.cause,
+                    src: drop.src,
+                    dst: drop.dst,
+                    sport: drop.sport,
+                    dport: drop.dport,
+                    protocol: drop.protocol.as_deref(),
+                    netns: drop.netns,
+                    netns_name: drop.netns_name.as_deref(),
+                    pod: drop.pod.as_deref(),
+                    container: drop.container.as_deref(),
+                    src_name,
+                    dst_name,
+                }
+            }
+        }
+    )*};
+}
+
+asked_of! {
+    Drop: |drop| [drop.src_name.as_deref(), drop.dst_name.as_deref()];
+    Brief: |_drop| [None; 2];
+}
+
 impl Selection {
     /// Whether this drop is wanted.
-    pub fn wants(&self, drop: &Drop) -> bool {
+    pub fn wants<'a>(&self, drop: impl Into<Asked<'a>>) -> bool {
+        let drop = drop.into();
         let address = |address: &IpAddr| drop.src == Some(*address) || drop.dst == Some(*address);
         let netns = |netns: &String| {
-            drop.netns_name.as_ref() == Some(netns)
-                || drop.netns.is_some_and(|inode| inode.to_string() == *netns)
+            drop.netns_name == Some(netns) || drop.netns.is_some_and(|inode| inode.to_string() == *netns)
         };
         (self.benign || !drop.benign)
-            && (self.causes.is_empty() || self.causes.contains(&drop.cause))
+            && (self.causes.is_empty() || self.causes.iter().any(|cause| cause == drop.cause))
             && (self.addresses.is_empty() || self.addresses.iter().any(address))
             && self
                 .port
                 .is_none_or(|port| drop.sport == Some(port) || drop.dport == Some(port))
-            && (self.protocol.is_none() || self.protocol == drop.protocol)
+            && (self.protocol.is_none() || self.protocol.as_deref() == drop.protocol)
             && (self.netns.is_empty() && self.pods.is_empty() && self.containers.is_empty()
                 || self.netns.iter().any(netns)
                 || self.wants_holder(drop))
     }
 
     /// Whether a pod or container that was asked for has the netns or an address.
-    fn wants_holder(&self, drop: &Drop) -> bool {
-        let mut pods = [&drop.pod, &drop.src_name, &drop.dst_name].into_iter().flatten();
-        let mut containers = [&drop.container, &drop.src_name, &drop.dst_name]
+    fn wants_holder(&self, drop: Asked<'_>) -> bool {
+        let mut pods = [drop.pod, drop.src_name, drop.dst_name].into_iter().flatten();
+        let mut containers = [drop.container, drop.src_name, drop.dst_name]
             .into_iter()
             .flatten();
         pods.any(|name| self.pods.iter().any(|pattern| pattern.matches_full_name(name)))
-            || containers.any(|name| self.containers.contains(name))
+            || containers.any(|name| self.containers.iter().any(|container| container == name))
     }
 
     /// What was asked for, in words; empty where everything is wanted.
@@ -111,7 +161,8 @@ impl<S: Sink> Selected<S> {
 impl<S: Sink> Sink for Selected<S> {
     fn record(&mut self, record: &Record, origin: Option<Origin<'_>>) -> io::Result<()> {
         match record {
-            Record::Drop(drop) if !self.selection.wants(drop) => {
+            Record::Brief(brief) if !self.selection.wants(&**brief) => Ok(()),
+            Record::Drop(drop) if !self.selection.wants(&**drop) => {
                 self.sink.hidden(record);
                 Ok(())
             }

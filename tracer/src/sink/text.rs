@@ -9,7 +9,7 @@ use std::{
 use anstyle::{AnsiColor, Style};
 
 use super::{Learned, Origin, Sink, is_dumb_terminal, summary, words};
-use crate::diagnose::{Coverage, Drop, FoundBy, Gap, Name, Record, Verdict};
+use crate::diagnose::{Brief, Coverage, Drop, FoundBy, Gap, Name, Record, Split, Verdict};
 
 /// Colours, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +180,22 @@ impl<W: Write> Text<W> {
         self.paint.paint(FAINT, text.trim_end_matches(" ()")) + "\n"
     }
 
+    /// One line: evidence and remedy are below another drop of its kind.
+    fn brief(&self, brief: &Brief) -> String {
+        let split = match brief.split {
+            Split::Exact => "",
+            Split::Sampled => " (label of its kind)",
+        };
+        format!(
+            "{} {} {} {}{split}\n",
+            words::clock(&brief.time),
+            self.paint.paint(CAUSE, &brief.cause),
+            self.paint
+                .paint(verdict_style(brief.verdict), brief.verdict.name()),
+            words::brief(brief)
+        )
+    }
+
     /// Evidence and remedy, indented.
     fn below(&mut self, text: &mut String, drop: &Drop, time: &str) {
         let mut line = |name: &str, content: &str| {
@@ -236,6 +252,7 @@ impl<W: Write + Send> Sink for Text<W> {
         let text = match record {
             Record::Coverage(coverage) => self.coverage(coverage),
             Record::Drop(drop) => self.drop(drop),
+            Record::Brief(brief) => self.brief(brief),
             Record::Counts(counts) if counts.lost_events > self.lost_told => {
                 let more = counts.lost_events - self.lost_told;
                 self.lost_told = counts.lost_events;
@@ -282,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_run_reads_well() {
-        let mut records = samples::records();
+        let mut records = samples::records_of_every_drop();
         let mut again = samples::accept_queue();
         again.time = "2026-01-02T03:04:06.000000000Z".into();
         again.sport = Some(40001);

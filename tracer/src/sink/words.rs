@@ -4,11 +4,12 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
+    net::IpAddr,
 };
 
 use serde_json::Value;
 
-use crate::diagnose::{Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Owner};
+use crate::diagnose::{Brief, Coverage, Direction, Drop, Evidence, FoundBy, Gap, HookState, Owner};
 
 /// Without control characters: names of processes and namespaces are chosen by others, and must not move the cursor.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
@@ -26,43 +27,78 @@ pub(crate) fn clock(time: &str) -> &str {
 
 /// `10.0.0.1:40000 → 10.0.0.2:80 tcp S 60 B`, as far as known.
 pub(crate) fn packet(drop: &Drop) -> String {
-    let mut text = endpoints(drop);
-    if let Some(protocol) = &drop.protocol {
-        let _ = write!(text, " {protocol}");
+    let length = (drop.found_by != FoundBy::Counter).then_some(drop.length);
+    described(
+        endpoints(drop),
+        drop.protocol.as_deref(),
+        drop.flags.as_deref(),
+        length,
+    )
+}
+
+/// The same of a drop in short, and where: `10.0.0.1:40000 → 10.0.0.2:80 tcp S 60 B eth0, netns web`, as far as known.
+pub(crate) fn brief(brief: &Brief) -> String {
+    let ends = ends((brief.src, brief.sport, None), (brief.dst, brief.dport, None));
+    let ends = ends.unwrap_or_else(|| NO_HEADER.to_owned());
+    let mut text = described(
+        ends,
+        brief.protocol.as_deref(),
+        brief.flags.as_deref(),
+        Some(brief.length),
+    );
+    if let Some(interface) = &brief.interface {
+        let _ = write!(text, " {}", clean(interface));
     }
-    if let Some(flags) = &drop.flags {
-        let _ = write!(text, " {flags}");
-    }
-    if drop.found_by != FoundBy::Counter {
-        let _ = write!(text, " {} B", drop.length);
+    if let Some(netns) = netns(brief.netns, brief.netns_name.as_deref()) {
+        let comma = if brief.interface.is_some() { "," } else { "" };
+        let _ = write!(text, "{comma} netns {netns}");
     }
     text
 }
 
-/// `10.0.0.1:40000 → 10.0.0.2:80`, as far as known.
-pub(crate) fn endpoints(drop: &Drop) -> String {
-    let here = drop.pod.as_ref().or(drop.container.as_ref());
-    let end = |address: Option<std::net::IpAddr>, port: Option<u16>, name: &Option<String>| {
+fn described(mut text: String, protocol: Option<&str>, flags: Option<&str>, length: Option<u32>) -> String {
+    for word in [protocol, flags].into_iter().flatten() {
+        let _ = write!(text, " {word}");
+    }
+    if let Some(length) = length {
+        let _ = write!(text, " {length} B");
+    }
+    text
+}
+
+/// What is said of a packet whose addresses are not known.
+const NO_HEADER: &str = "packet without IP header";
+
+/// Address, port, and who has the address, where that is to be said.
+type End<'a> = (Option<IpAddr>, Option<u16>, Option<&'a str>);
+
+/// Where a packet came from and went to, where either is known.
+fn ends(src: End<'_>, dst: End<'_>) -> Option<String> {
+    let end = |(address, port, name): End<'_>| {
         let text = match (address, port) {
             (Some(address), Some(port)) => std::net::SocketAddr::new(address, port).to_string(),
             (Some(address), None) => address.to_string(),
             (None, _) => "?".to_owned(),
         };
         match name {
-            // The place says so.
-            Some(name) if Some(name) != here => format!("{text} ({})", clean(name)),
-            _ => text,
+            Some(name) => format!("{text} ({})", clean(name)),
+            None => text,
         }
     };
-    if drop.src.is_none() && drop.dst.is_none() {
-        return match drop.found_by {
-            FoundBy::Counter => "not seen, known by counter".to_owned(),
-            _ => "packet without IP header".to_owned(),
-        };
-    }
-    let from = end(drop.src, drop.sport, &drop.src_name);
-    let to = end(drop.dst, drop.dport, &drop.dst_name);
-    format!("{from} → {to}")
+    (src.0.is_some() || dst.0.is_some()).then(|| format!("{} → {}", end(src), end(dst)))
+}
+
+/// `10.0.0.1:40000 → 10.0.0.2:80`, as far as known.
+pub(crate) fn endpoints(drop: &Drop) -> String {
+    let here = drop.pod.as_deref().or(drop.container.as_deref());
+    // The place says so.
+    let src_name = drop.src_name.as_deref().filter(|name| Some(*name) != here);
+    let dst_name = drop.dst_name.as_deref().filter(|name| Some(*name) != here);
+    let ends = ends((drop.src, drop.sport, src_name), (drop.dst, drop.dport, dst_name));
+    ends.unwrap_or_else(|| match drop.found_by {
+        FoundBy::Counter => "not seen, known by counter".to_owned(),
+        _ => NO_HEADER.to_owned(),
+    })
 }
 
 /// `in eth0, netns web`, as far as known; may be empty.

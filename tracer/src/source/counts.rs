@@ -57,15 +57,7 @@ impl CountReader {
     /// Has the kernel send no more events like this one, which nobody wants to see; it goes on counting them. Where the map
     /// has no room, they are sent and left out here.
     pub fn hush(&mut self, header: &EventHeader) {
-        let key = CountKey {
-            location: CountKey::place(Site::from_number(header.site), header.location),
-            netns: header.netns,
-            reason: header.reason,
-            bits: header.bits,
-            site: header.site,
-            pad: 0,
-        };
-        let _ = self.quiet.insert(key, 1, 0);
+        let _ = self.quiet.insert(header.key(), 1, 0);
     }
 
     /// Has the kernel send all events again: what they are may be known better now.
@@ -206,6 +198,12 @@ impl Ledger {
     /// Takes packets into the totals that a counter alone told.
     pub fn told_by_counter(&mut self, cause: &'static str, verdict: Verdict, netns: u32, packets: u64) {
         *self.by_counter.entry((cause, netns, verdict)).or_default() += packets;
+    }
+
+    /// What the key alone tells.
+    pub(super) fn told_by(&mut self, key: &CountKey) -> (&'static Cause, Verdict) {
+        let named = self.cause(key);
+        (named.cause, named.verdict)
     }
 
     fn cause(&mut self, key: &CountKey) -> Named {

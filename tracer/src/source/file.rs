@@ -268,7 +268,7 @@ mod tests {
         let mut sink = Pcapng::new(file.reopen().unwrap(), u64::MAX).unwrap();
         let mut ends = vec![sink.written() as usize];
         for (index, record) in records.iter().enumerate() {
-            let origin = (index == 1).then_some(Origin {
+            let origin = (index == 1).then_some(Origin::Event {
                 event: &event,
                 facts: &facts,
             });

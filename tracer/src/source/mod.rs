@@ -3,6 +3,7 @@
 use anyhow::Context as _;
 use aya::{Ebpf, maps::Map};
 
+mod briefs;
 mod counts;
 pub mod file;
 pub mod log;
@@ -10,6 +11,7 @@ pub mod proof;
 mod ring;
 mod sets;
 
+pub use briefs::Labels;
 pub use counts::{CountReader, Ledger, Totals};
 pub use ring::Ring;
 pub use sets::KernelSets;

@@ -1,4 +1,4 @@
-//! The ring buffer: full events as the programs send them.
+//! The ring buffers: full events, and brief records, as the programs send them.
 
 use std::{io, os::fd::AsRawFd, time::Duration};
 
@@ -8,6 +8,7 @@ use aya::{
     maps::{MapData, RingBuf},
 };
 use bytes::Bytes;
+use droptrace_common::BriefEvent;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     time::{Instant, sleep_until},
@@ -19,28 +20,48 @@ use crate::diagnose::RawEvent;
 /// How long events gather once the ring was emptied.
 const REST: Duration = Duration::from_millis(20);
 
-/// The reading end of the ring.
-pub struct Ring {
+/// The reading end of a ring.
+pub struct Ring<T> {
     map: AsyncFd<RingBuf<MapData>>,
+    decode: fn(&[u8]) -> Option<T>,
     /// Until when events may gather.
     rests_until: Instant,
-    /// Records that were no event; a sign of a fault in droptrace itself.
+    /// Records that were not of this kind; a sign of a fault in droptrace itself.
     malformed: u64,
 }
 
-impl Ring {
-    /// Takes the map `EVENTS` out of the loaded object.
+impl Ring<RawEvent> {
+    /// That of full events.
     ///
     /// # Errors
     /// The object has no such map, or no runtime is running.
-    pub fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
-        let ring: RingBuf<MapData> = take_map(ebpf, "EVENTS")?;
+    pub fn of_events(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        Self::open(ebpf, "EVENTS", |wire| {
+            RawEvent::decode(Bytes::copy_from_slice(wire)).ok()
+        })
+    }
+}
+
+impl Ring<BriefEvent> {
+    /// That of brief records.
+    ///
+    /// # Errors
+    /// As [`Ring::of_events`].
+    pub fn of_briefs(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        Self::open(ebpf, "BRIEFS", BriefEvent::decode)
+    }
+}
+
+impl<T> Ring<T> {
+    fn open(ebpf: &mut Ebpf, map: &str, decode: fn(&[u8]) -> Option<T>) -> anyhow::Result<Self> {
+        let ring: RingBuf<MapData> = take_map(ebpf, map)?;
         debug_assert!(ring.as_raw_fd() >= 0);
         // SAFETY: the ring owns its descriptor for as long as it lives, and AsyncFd owns the ring.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
             .context("cannot wait for the ring buffer")?;
         Ok(Self {
             map: ring,
+            decode,
             rests_until: Instant::now(),
             malformed: 0,
         })
@@ -51,10 +72,10 @@ impl Ring {
     ///
     /// # Errors
     /// Waiting failed.
-    pub async fn read(&mut self, limit: usize) -> io::Result<Vec<RawEvent>> {
+    pub async fn read(&mut self, limit: usize) -> io::Result<Vec<T>> {
         sleep_until(self.rests_until).await;
         let mut ready = self.map.readable_mut().await?;
-        let events = drain(ready.get_inner_mut(), limit, &mut self.malformed);
+        let events = drain(ready.get_inner_mut(), limit, self.decode, &mut self.malformed);
         if events.len() < limit {
             ready.clear_ready();
             self.rests_until = Instant::now() + REST;
@@ -63,24 +84,29 @@ impl Ring {
     }
 
     /// Takes what is there now, up to `limit`.
-    pub fn take(&mut self, limit: usize) -> Vec<RawEvent> {
-        drain(self.map.get_mut(), limit, &mut self.malformed)
+    pub fn take(&mut self, limit: usize) -> Vec<T> {
+        drain(self.map.get_mut(), limit, self.decode, &mut self.malformed)
     }
 
-    /// Records that were no event so far: drops that are counted, but not shown one by one.
+    /// Records that were not of this kind so far: drops that are counted, but not shown one by one.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }
 }
 
-fn drain(ring: &mut RingBuf<MapData>, limit: usize, malformed: &mut u64) -> Vec<RawEvent> {
+fn drain<T>(
+    ring: &mut RingBuf<MapData>,
+    limit: usize,
+    decode: fn(&[u8]) -> Option<T>,
+    malformed: &mut u64,
+) -> Vec<T> {
     let mut events = Vec::new();
     while events.len() < limit
         && let Some(item) = ring.next()
     {
-        match RawEvent::decode(Bytes::copy_from_slice(&item)) {
-            Ok(event) => events.push(event),
-            Err(_) => *malformed += 1,
+        match decode(&item) {
+            Some(event) => events.push(event),
+            None => *malformed += 1,
         }
     }
     events

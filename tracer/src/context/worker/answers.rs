@@ -28,6 +28,7 @@ impl Worker {
         if asked.is_empty() {
             return;
         }
+        self.happened.now();
         let searched = asked.iter().any(|question| match question {
             Question::Netns(netns) => !self.watched.contains_key(netns),
             _ => false,

@@ -3,7 +3,7 @@
 use droptrace_common::{Site, bits};
 
 use super::{no_socket, unknown};
-use crate::diagnose::{Cause, Counter, Family, Signature, Verdict};
+use crate::diagnose::{Cause, Counter, Family, Need, Signature, Verdict};
 
 /// A cause that is not a loss.
 const fn benign(
@@ -21,7 +21,7 @@ const fn benign(
         remedy: "Nothing was lost: nothing to do.",
         counter: None,
         benign: true,
-        needs: &[],
+        needs: &[Need::Symbols],
         matches,
         verdict: |_: &Signature<'_>| Verdict::Dropped,
         find: unknown::find,

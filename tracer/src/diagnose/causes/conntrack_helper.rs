@@ -31,7 +31,11 @@ pub(super) static CAUSE: Cause = Cause {
     remedy: "Make room for expectations, or do without the helper: passive FTP and most of today's SIP need none.",
     counter: None,
     benign: false,
-    needs: &[Need::Owner, Need::Sysctl("net.netfilter.nf_conntrack_expect_max")],
+    needs: &[
+        Need::Owner,
+        Need::Sysctl("net.netfilter.nf_conntrack_expect_max"),
+        Need::Symbols,
+    ],
     matches: |signature| signature.site == Site::ConntrackHelper,
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,

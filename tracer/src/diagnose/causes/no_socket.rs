@@ -64,18 +64,14 @@ pub(super) fn found_none(signature: &Signature<'_>) -> bool {
         // IPVS and netfilter answer the same way: the place tells who did.
         Site::PortUnreachable => signature.at(&UDP_RECEIVE),
         Site::Free => {
+            // For UDP the reason means nothing else (`__udp4_lib_rcv`, net/ipv4/udp.c; `__udp6_lib_rcv`, net/ipv6/udp.c,
+            // 6.1 - 7.3), whereas TCP gives it to refused syncookies, too.
             signature.because(&["NO_SOCKET"])
                 && !signature.has(bits::ICMP)
-                && (signature.at(&TCP_RECEIVE) || signature.at(&UDP_RECEIVE) || is_hidden_udp(signature))
+                && (signature.has(bits::UDP) || signature.at(&TCP_RECEIVE) || signature.at(&UDP_RECEIVE))
         }
         _ => false,
     }
-}
-
-/// Whether it is a datagram whose place the kernel hides: for UDP the reason means nothing else (`__udp4_lib_rcv`,
-/// net/ipv4/udp.c; `__udp6_lib_rcv`, net/ipv6/udp.c, 6.1 - 7.3), whereas TCP gives it to refused syncookies, too.
-fn is_hidden_udp(signature: &Signature<'_>) -> bool {
-    signature.location.is_none() && signature.has(bits::UDP)
 }
 
 /// Whether the kernel says that the lookup of a TCP socket failed.

@@ -88,6 +88,11 @@ impl Sample {
         self
     }
 
+    /// The name of its reason.
+    pub(super) fn reason_name(&self) -> Option<&str> {
+        self.facts.reason.as_deref()
+    }
+
     /// The reason on kernels from `since` on.
     pub(super) fn reason_since(self, since: Kernel, reason: &str) -> Self {
         if self.kernel >= since {

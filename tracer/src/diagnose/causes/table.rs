@@ -3,7 +3,7 @@
 use droptrace_common::{Site, bits::*};
 
 use super::sample::{Kernel, Sample, V5_10, V6_1, V6_12, V7_3};
-use crate::diagnose::{Signature, classify};
+use crate::diagnose::{Location, Signature, classify};
 
 /// Kernels, site, reason, location, bits, slug.
 type Row = (
@@ -351,7 +351,9 @@ fn every_signature_seen_has_its_one_cause() {
             let signature = Signature {
                 site,
                 reason: reason_on(*kernel, row),
-                location: location.map(|location| location.split('.').next().unwrap_or(location)),
+                location: Location::Known(
+                    location.map(|location| location.split('.').next().unwrap_or(location)),
+                ),
                 bits,
             }
             .settled();
@@ -359,7 +361,7 @@ fn every_signature_seen_has_its_one_cause() {
             if site != Site::Free && !site.needs_place() && slug != "unknown" {
                 // A hint's count key has no location, and must be the same cause.
                 let key = Signature {
-                    location: None,
+                    location: Location::Known(None),
                     ..signature
                 };
                 assert_eq!(classify(&key).slug, slug, "{kernel:?}: {key:?}");

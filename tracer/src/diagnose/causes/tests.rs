@@ -18,7 +18,7 @@ use super::{
     tcp_out_of_window, tcp_zero_window, timewait_old_sequence, ttl_exceeded, udp_memory, unknown,
     vip_no_service, xdp_program, xfrm_policy,
 };
-use crate::diagnose::{Cause, Direction};
+use crate::diagnose::{Cause, Direction, rests_on_symbols};
 
 /// The samples of a cause: its own, else the bare signatures of the table.
 fn samples(cause: &Cause) -> Vec<Sample> {
@@ -258,6 +258,35 @@ fn context_knows_what_a_cause_needs_once() {
     for cause in ALL {
         let distinct: std::collections::HashSet<_> = cause.needs.iter().collect();
         assert_eq!(distinct.len(), cause.needs.len(), "{}", cause.slug);
+    }
+}
+
+/// Drops that no rule asks the place of, by cause and kernel; the label of each is the same without names.
+#[test]
+fn what_rests_on_no_symbol_has_its_label_without() {
+    let mut told = BTreeSet::new();
+    for cause in ALL {
+        for sample in samples(cause) {
+            let nameless = sample.clone().fact(|facts| {
+                facts.location = None;
+                facts.frames.clear();
+            });
+            let placed = sample.event().header.location != 0;
+            if placed && !rests_on_symbols(&sample.event(), sample.reason_name()) {
+                assert_eq!(nameless.label(), sample.label(), "{sample:?}");
+                told.insert((cause.slug, sample.kernel));
+            }
+        }
+    }
+    assert!(
+        Kernel::ALL[1..]
+            .iter()
+            .all(|kernel| told.contains(&("no-socket", *kernel))),
+        "{told:?}"
+    );
+    // Their rules ask the place, or their evidence names it.
+    for slug in ["netfilter-rule", "unknown", "kernel-reason", "xfrm-policy"] {
+        assert!(told.iter().all(|(told, _)| *told != slug), "{slug}");
     }
 }
 

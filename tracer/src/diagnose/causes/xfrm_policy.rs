@@ -1,7 +1,7 @@
 //! `xfrm-policy`: IPsec does not let the packet through.
 
 use super::values::{in_netns, on};
-use crate::diagnose::{Cause, Counter, Facts, Family, Finding, RawEvent, Signature, Verdict};
+use crate::diagnose::{Cause, Counter, Facts, Family, Finding, Need, RawEvent, Signature, Verdict};
 
 /// A policy of IPsec blocks the packet, or wants it protected and it is not.
 pub(super) static CAUSE: Cause = Cause {
@@ -21,7 +21,7 @@ pub(super) static CAUSE: Cause = Cause {
         name: "/proc/net/xfrm_stat, where the kernel has it: XfrmInPolBlock, XfrmInTmplMismatch, XfrmInNoPols, XfrmFwdHdrError",
     }),
     benign: false,
-    needs: &[],
+    needs: &[Need::Symbols],
     matches: |signature| signature.because(&["XFRM_POLICY"]),
     verdict: |_: &Signature<'_>| Verdict::Dropped,
     find,

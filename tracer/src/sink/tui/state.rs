@@ -114,6 +114,7 @@ impl State {
             Record::Coverage(coverage) => self.coverage = Some(coverage.clone()),
             Record::Drop(drop) => self.events.push((**drop).clone()),
             Record::Name(name) => self.events.join(name),
+            Record::Brief(brief) => self.events.push(brief.row()),
             Record::Counts(counts) => self.count(counts),
             Record::Summary(summary) => {
                 self.count(&summary.counts);
