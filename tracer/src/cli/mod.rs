@@ -5,6 +5,7 @@ mod capture;
 mod doctor;
 mod explain;
 mod late;
+mod limits;
 mod live;
 pub mod options;
 mod pods;

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
+    fs::{File, TryLockError},
     io::{self, ErrorKind, IsTerminal, Write, stderr, stdout},
     net::IpAddr,
     os::unix::fs::MetadataExt,
@@ -213,15 +213,31 @@ fn written<S: Sink>(sink: S, path: &Path, said: bool) -> Written<S> {
     Written::new(sink, path.display().to_string(), says)
 }
 
-/// Creates a file, or tells how to go on.
+/// Creates a file that no other run writes to, or tells how to go on. It stays locked while it is open.
 fn create(path: &Path) -> Result<File, Problem> {
-    let held = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file);
-    let file = File::create(path).map_err(|error| {
+    let refused = |error: &io::Error| {
         Problem::failure(
             format!("cannot write {}: {error}", path.display()),
             "give -o a file in a folder that exists, has space, and that you may write to",
         )
-    })?;
+    };
+    let held = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file);
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|error| refused(&error))?;
+    // Pipes and terminals may be shared, and a file system without locks is no reason not to write.
+    if file.metadata().is_ok_and(|now| now.is_file()) {
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(Problem::failure(
+                format!("another droptrace writes to {}", path.display()),
+                "give each run a file of its own",
+            ));
+        }
+        file.set_len(0).map_err(|error| refused(&error))?;
+    }
     if let Some(held) = held.filter(|held| held.len() > 0) {
         complain(
             "note",
@@ -355,6 +371,21 @@ impl RunOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_runs_cannot_write_to_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("drops");
+        std::fs::write(&path, "of a run before").unwrap();
+        let first = create(&path).unwrap();
+        assert_eq!(first.metadata().unwrap().len(), 0);
+        (&first).write_all(b"mine").unwrap();
+        let refused = create(&path).unwrap_err().to_string();
+        assert!(refused.contains("another droptrace writes to"), "{refused}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+        drop(first);
+        assert!(create(&path).is_ok());
+    }
 
     #[test]
     fn sizes_have_units() {

@@ -25,6 +25,7 @@ use tokio::{
 
 use super::{
     late::LateNames,
+    limits,
     options::{self, Opened, Output, RunOptions, ScopeArgs},
     problem::Problem,
 };
@@ -78,6 +79,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode> {
             "build it with `cargo xtask build`; the other commands work as they are",
         )
     })?;
+    limits::leave_room()?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
