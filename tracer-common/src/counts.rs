@@ -113,7 +113,7 @@ impl Sampling {
     /// Bytes of the largest ring.
     pub const RING_MAX: u32 = 4 << 20;
 
-    /// Bytes of the ring on a host with so many CPUs: twice what a key can have saved up on each, at the largest size of an
+    /// Bytes of the ring on a host with so many CPUs: more than twice what a key can have saved up on each, at the largest size of an
     /// event. Each page of it counts twice for the process that reads it, hence no more.
     pub const fn ring_bytes(cpus: u32) -> u32 {
         const EACH_CPU: u32 = 512 << 10;

@@ -7,7 +7,7 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use droptrace_common::{BRIEF_PACKET, BriefEvent, CountKey, Like, MEMO_WORDS, Memo};
 
 use crate::{
-    emit::{Drop, EventBuffer, SAMPLING},
+    emit::{EventBuffer, SAMPLING},
     maps::BRIEFS,
     packet, skb,
 };
@@ -30,24 +30,19 @@ struct About {
     freed: bool,
 }
 
-/// Sends the drop whose packet is in the buffer, and which was counted under the key there. False: the ring is full.
+/// Sends the drop whose packet is in the buffer, and which was counted under this key; `freed` where it was seen at its free.
+/// False: the ring is full.
 #[inline(always)]
-pub(crate) fn of_event(buffer: &EventBuffer, drop: &Drop, now: u64) -> bool {
-    of_told_as(buffer, &buffer.work.key, drop, now)
-}
-
-/// The same, counted under this key.
-#[inline(always)]
-fn of_told_as(buffer: &EventBuffer, key: &CountKey, drop: &Drop, now: u64) -> bool {
+pub(crate) fn of_event(buffer: &EventBuffer, key: &CountKey, ifindex: u32, freed: bool, now: u64) -> bool {
     let header = &buffer.header;
     let about = About {
         ktime_ns: now,
-        ifindex: drop.ifindex,
+        ifindex,
         len: header.len,
         packet_len: header.packet_len,
         protocol: header.protocol,
         pkt_type: header.pkt_type,
-        freed: drop.location != 0,
+        freed,
     };
     send(&about, key, |index| {
         packet::word(&buffer.packet, index * size_of::<u64>())
@@ -57,17 +52,9 @@ fn of_told_as(buffer: &EventBuffer, key: &CountKey, drop: &Drop, now: u64) -> bo
 /// Sends the drop that its hook tells, whose packet is in the buffer, and which is like those of the memo. False: the ring is full.
 #[inline(always)]
 pub(crate) fn of_told(buffer: &EventBuffer, memo: &Memo) -> bool {
-    let drop = Drop {
-        site: memo.key.site,
-        netns: memo.key.netns,
-        ifindex: buffer.header.iif,
-        reason: 0,
-        location: 0,
-        bits: memo.key.bits,
-    };
     // SAFETY: no precondition.
     let now = unsafe { bpf_ktime_get_ns() };
-    of_told_as(buffer, &memo.key, &drop, now)
+    of_event(buffer, &memo.key, buffer.header.iif, false, now)
 }
 
 /// Sends a packet whose free is like those of the memo. False: the ring is full.

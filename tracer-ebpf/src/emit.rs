@@ -346,7 +346,7 @@ fn left_out(buffer: &EventBuffer, drop: &Drop, value: &mut CountValue, now: u64)
         return Counted::Quiet;
     }
     value.skipped += 1;
-    if !brief::of_event(buffer, drop, now) {
+    if !brief::of_event(buffer, &buffer.work.key, drop.ifindex, drop.location != 0, now) {
         value.ring_full += 1;
     }
     Counted::LeftOut
@@ -418,17 +418,9 @@ pub(crate) fn direct(skb: u64, site: u16, netns: u32, extra: u32, fill: impl FnO
     }
     let found = parse(buffer) | extra;
     buffer.header.segments = buffer.work.skb.segments();
-    let settle = |work: &Work, value: &mut CountValue| {
-        if let Some(frees) = memo::here() {
-            memo::settle(frees, &work.like, &work.key, value);
-        }
-    };
-    let counted = finish_settled(buffer, site, netns, found, settle, fill);
-    if matches!(counted, Some(Counted::LeftOut | Counted::Quiet))
-        && let Some(frees) = memo::here()
-    {
-        let ifindex = buffer.header.iif;
-        memo::note(frees, &buffer.work, ifindex, counted == Some(Counted::Quiet));
+    let counted = finish_settled(buffer, site, netns, found, memo::settle, fill);
+    if matches!(counted, Some(Counted::LeftOut | Counted::Quiet)) {
+        memo::note(&buffer.work, buffer.header.iif, counted == Some(Counted::Quiet));
     }
     release(buffer);
 }

@@ -107,20 +107,9 @@ pub(crate) fn counts(ctx: &impl Typed, frees: &mut Frees) -> bool {
     let Some((like, linear)) = ctx.like(skb) else {
         return false;
     };
-    for way in 0..WAYS {
-        let memo = &mut frees.memos[place(&like, way)];
-        if holds(memo, now) && is_of(memo, &like, linear) {
-            if memo.quiet != 0 {
-                kernel::count_up(&mut memo.packets[QUIET]);
-            } else if brief::wanted() && brief::of_free(skb, &like, linear, memo) {
-                kernel::count_up(&mut memo.packets[IN_SHORT]);
-            } else {
-                kernel::count_up(&mut memo.packets[LEFT_OUT]);
-            }
-            return true;
-        }
-    }
-    false
+    counts_like(frees, &like, linear, now, |memo| {
+        brief::of_free(skb, &like, linear, memo)
+    })
 }
 
 /// Takes what a drop is like that its hook tells, whose packet is in the buffer. No place of a free is as low as the number of a
@@ -142,12 +131,19 @@ pub(crate) fn counts_told(buffer: &EventBuffer) -> bool {
     let linear = u64::from(buffer.work.skb.extent().linear);
     // SAFETY: no precondition.
     let now = unsafe { bpf_jiffies64() };
+    counts_like(frees, like, linear, now, |memo| brief::of_told(buffer, memo))
+}
+
+/// Counts what is like this, and has so many bytes at hand, where a memo holds for it; `send` sends it in short, where that is
+/// asked for, and says whether there was room.
+#[inline(always)]
+fn counts_like(frees: &mut Frees, like: &Like, linear: u64, now: u64, send: impl Fn(&Memo) -> bool) -> bool {
     for way in 0..WAYS {
         let memo = &mut frees.memos[place(like, way)];
         if holds(memo, now) && is_of(memo, like, linear) {
             if memo.quiet != 0 {
                 kernel::count_up(&mut memo.packets[QUIET]);
-            } else if brief::wanted() && brief::of_told(buffer, memo) {
+            } else if brief::wanted() && send(memo) {
                 kernel::count_up(&mut memo.packets[IN_SHORT]);
             } else {
                 kernel::count_up(&mut memo.packets[LEFT_OUT]);
@@ -180,10 +176,11 @@ fn is_of(memo: &Memo, like: &Like, linear: u64) -> bool {
 
 /// Adds to the value of the key in `work` what its memo counted since an event last said for how many it stands.
 #[inline(always)]
-pub(crate) fn settle(frees: &mut Frees, like: &Like, key: &CountKey, value: &mut CountValue) {
+pub(crate) fn settle(work: &Work, value: &mut CountValue) {
+    let Some(frees) = here() else { return };
     for way in 0..WAYS {
-        let memo = &mut frees.memos[place(like, way)];
-        if memo.serial & 1 == 0 && same(&memo.key, key) {
+        let memo = &mut frees.memos[place(&work.like, way)];
+        if memo.serial & 1 == 0 && same(&memo.key, &work.key) {
             let left_out = memo.packets[LEFT_OUT] + memo.packets[IN_SHORT];
             value.skipped += left_out.wrapping_sub(memo.settled);
             memo.settled = left_out;
@@ -193,10 +190,11 @@ pub(crate) fn settle(frees: &mut Frees, like: &Like, key: &CountKey, value: &mut
 
 /// Notes that frees like this one are counted under the key in `work`.
 #[inline(always)]
-pub(crate) fn note(frees: &mut Frees, work: &Work, ifindex: u32, quiet: bool) {
+pub(crate) fn note(work: &Work, ifindex: u32, quiet: bool) {
     let Some((mask, least)) = matters(work) else {
         return;
     };
+    let Some(frees) = here() else { return };
     for way in 0..WAYS {
         let memo = &mut frees.memos[place(&work.like, way)];
         if is_free_for(memo, &work.key) {

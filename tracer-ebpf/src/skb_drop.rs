@@ -273,11 +273,7 @@ fn examine(ctx: &impl Free) -> bool {
         );
         let place = CountKey::place(Site::from_number(site), location);
         let key_location = kernel::any(&mut buffer.work.way, place);
-        let counted = emit::count(buffer, &drop, key_location, |work, value| {
-            if let Some(frees) = memo::here() {
-                memo::settle(frees, &work.like, &work.key, value);
-            }
-        });
+        let counted = emit::count(buffer, &drop, key_location, memo::settle);
         if counted == Counted::Wanted {
             buffer.header.segments = buffer.work.skb.segments();
             let [rx_sk, sk, refdst] =
@@ -323,9 +319,8 @@ fn examine(ctx: &impl Free) -> bool {
             && is_plain(&buffer.work)
             && kernel::anew(&buffer.hint.bits) == 0
             && !hinted
-            && let Some(frees) = memo::here()
         {
-            memo::note(frees, &buffer.work, ifindex, counted == Counted::Quiet);
+            memo::note(&buffer.work, ifindex, counted == Counted::Quiet);
         }
     }
     emit::release(buffer);

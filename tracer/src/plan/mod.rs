@@ -390,21 +390,26 @@ impl Plan {
         }
     }
 
+    /// Why this kernel needs no hook that is attached then.
+    fn not_needed(&self, when: When) -> Option<&'static str> {
+        let preempts = || self.kernel.version().is_none_or(|version| version >= (6, 13));
+        match when {
+            When::WithoutReasons => self
+                .has_reasons()
+                .then_some("skb:kfree_skb gives a reason that says the same"),
+            When::WithoutSocket => (!self.hides_socket()).then_some("what it tells is known without it"),
+            When::Preempted => {
+                (!preempts()).then_some("a task is not preempted within a tracepoint of this kernel")
+            }
+            When::Always | When::IpvsWanted => None,
+        }
+    }
+
     /// `None`: it takes the symbols to tell.
     fn choose(&self, hook: &'static Hook) -> Option<Choice> {
-        if hook.when == When::WithoutReasons && self.has_reasons() {
+        if let Some(reason) = self.not_needed(hook.when) {
             return Some(Choice::NotNeeded {
-                reason: "skb:kfree_skb gives a reason that says the same".to_owned(),
-            });
-        }
-        if hook.when == When::Preempted && self.kernel.version().is_some_and(|version| version < (6, 13)) {
-            return Some(Choice::NotNeeded {
-                reason: "a task is not preempted within a tracepoint of this kernel".to_owned(),
-            });
-        }
-        if hook.when == When::WithoutSocket && !self.hides_socket() {
-            return Some(Choice::NotNeeded {
-                reason: "what it tells is known without it".to_owned(),
+                reason: reason.to_owned(),
             });
         }
         let place = match hook.target {
